@@ -1,0 +1,295 @@
+"""Typed configuration of a run: what TOML files and flags are checked against. Imports neither torch nor transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from agentrl.types import Sampling
+
+
+class Section(BaseModel):
+    """A part of the config: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class EnvConfig(Section):
+    """Which environment, and how it is set up."""
+
+    id: str = "Sql-v0"
+    """A registered name (`agentrl list envs`) or `path/to/my_env.py:MyEnv`."""
+    format: str = "auto"
+    """Tool-call format; `auto` tells it from the tokenizer's chat template."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The environment's own settings; `agentrl list envs --json` shows them."""
+    reward: str | None = None
+    """A reward tree (TOML file) in the place of the environment's own."""
+    max_turns: int | None = Field(None, ge=1)
+    """Assistant messages in one episode; the environment's own where not given."""
+
+
+class TinyModel(Section):
+    """A small Llama made from nothing, its tokenizer trained on the environment's own text."""
+
+    vocab_size: int = Field(640, ge=300)
+    """Entries of the byte-level BPE vocabulary, special tokens included."""
+    hidden_size: int = Field(160, ge=8)
+    """Width, units."""
+    layers: int = Field(4, ge=1)
+    """Decoder layers."""
+    heads: int = Field(4, ge=1)
+    """Attention heads."""
+    intermediate_size: int = Field(480, ge=8)
+    """Width inside the MLP, units."""
+    context: int = Field(1024, ge=64)
+    """Longest trajectory, tokens."""
+    corpus_tasks: int = Field(400, ge=1)
+    """Expert episodes that the tokenizer is trained on."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al., arXiv:2106.09685) on all linear layers."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale: the update is multiplied by alpha / rank."""
+
+
+class ModelConfig(Section):
+    """The policy's model, and how the critic is attached to it."""
+
+    path: str | None = None
+    """A Hugging Face folder or hub id, `smollm2` for the packaged SmolLM2-135M-Instruct, or None with `tiny`."""
+    tiny: TinyModel | None = None
+    """Make a small model instead of loading one."""
+    lora: LoraConfig | None = None
+    """Train adapters on a frozen base; None trains all weights."""
+    critic: Literal["adapter", "separate", "head"] = "separate"
+    """`adapter`: LoRA adapter of its own on the base (needs `lora`); `separate`: a copy of the model;
+    `head`: a linear head on the policy's last hidden state, without gradient into the policy."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Weights' type; heads and losses are float32 always."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError("give either model.path or model.tiny, and not both.")
+        if self.critic == "adapter" and self.lora is None:
+            raise ValueError("model.critic = 'adapter' needs model.lora: add [model.lora], or use 'separate' or 'head'.")
+        if self.critic == "separate" and self.lora is not None:
+            raise ValueError("model.critic = 'separate' doubles the base that LoRA shares: use 'adapter' or 'head'.")
+        return self
+
+
+class OptimConfig(Section):
+    """AdamW (Loshchilov and Hutter, arXiv:1711.05101)."""
+
+    lr: float = Field(1e-4, gt=0)
+    """Learning rate after warm-up."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimiser steps over which the rate rises linearly from 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the two moments."""
+    grad_clip: float = Field(1.0, gt=0)
+    """Largest gradient norm."""
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning on demonstrations, with the same turn masks as PPO."""
+
+    demonstrator: str = "expert"
+    """The environment's method that returns a policy for a task: `expert`, or another that it has."""
+    episodes: int = Field(2000, ge=1)
+    """Size of the fixed set of demonstrations, from the train split."""
+    steps: int = Field(300, ge=0)
+    """Optimiser steps."""
+    batch_episodes: int = Field(32, ge=1)
+    """Episodes in one step."""
+    optim: OptimConfig = OptimConfig(lr=2e-3, warmup_steps=20)
+    """The optimiser; the rate falls to a tenth along a cosine."""
+
+
+class RolloutConfig(Section):
+    """How episodes are collected."""
+
+    tasks: int = Field(32, ge=1)
+    """Tasks in one iteration."""
+    episodes_per_task: int = Field(4, ge=1)
+    """Attempts at each."""
+    sampling: Sampling = Sampling()
+    """How the policy draws; cut supports (top-p, top-k, min-p) are refused in training."""
+    max_context: int | None = Field(None, ge=16)
+    """Longest trajectory, tokens; the model's context where not given."""
+    concurrency: int = Field(64, ge=1)
+    """Episodes that decode together (local policies) or are under way at once (endpoints)."""
+    threads: int = Field(4, ge=1)
+    """Threads that environments run in."""
+    max_retries: int = Field(1, ge=0)
+    """New attempts after an episode that ended in an error."""
+    max_error_rate: float = Field(0.2, ge=0, le=1)
+    """Share of episodes that may end in errors after their retries; above it the run stops."""
+    episode_timeout_s: float = Field(600.0, gt=0)
+    """Wall-clock watchdog of one episode's environment work; not used in deterministic mode."""
+    deterministic: bool = True
+    """Rounds in id order, noise keyed by (seed, episode, turn), no wall-clock ends: resumes are bit-exact on CPU."""
+    kv_cache_mib: int = Field(1024, ge=1)
+    """Byte budget of the local policy's keys and values, MiB."""
+
+
+class AdvantageConfig(Section):
+    """Boundary GAE: one pair of scalars inside a turn, one across its end (ppo.md section 2.6)."""
+
+    gamma_token: float = Field(1.0, ge=0, le=1)
+    """Discount from token to token inside a turn."""
+    lambda_token: float = Field(1.0, ge=0, le=1)
+    """GAE lambda inside a turn."""
+    gamma_turn: float = Field(1.0, ge=0, le=1)
+    """Discount across the end of a turn."""
+    lambda_turn: float = Field(0.95, ge=0, le=1)
+    """GAE lambda across the end of a turn."""
+    lambda_value: float = Field(1.0, ge=0, le=1)
+    """Lambda of the value targets, everywhere (decoupled; VC-PPO, arXiv:2503.01491)."""
+    whiten: Literal["none", "scale", "full"] = "full"
+    """`full` shifts and scales the batch's advantages, `scale` only scales."""
+    min_std: float = Field(0.1, gt=0)
+    """Floor of the deviation that whitening divides by."""
+
+
+class LossConfig(Section):
+    """The policy and value losses (ppo.md section 1)."""
+
+    clip_low: float = Field(0.2, gt=0)
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: float = Field(0.28, gt=0)
+    """The ratio is clipped at 1 + clip_high (clip-higher, DAPO, arXiv:2503.14476)."""
+    dual_clip: float | None = Field(3.0, gt=1)
+    """Bound of the loss for negative advantages (arXiv:1912.09729); None for none."""
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
+        "token_mean"
+    )
+    """How token losses become one number; denominators are always those of the whole minibatch."""
+    norm_length: int = Field(1024, ge=1)
+    """The constant length of `seq_mean_token_sum_norm`, tokens."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus."""
+    value_clip: float | None = Field(None, gt=0)
+    """Range of the value's change; None for no clipping."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL to the reference, as k1 in the reward."""
+
+
+class PpoConfig(Section):
+    """The PPO loop."""
+
+    iterations: int = Field(100, ge=0)
+    """Rollout batches that are trained on."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch."""
+    minibatches: int = Field(2, ge=1)
+    """Optimiser steps in a pass."""
+    microbatch_tokens: int = Field(16384, ge=16)
+    """Padded tokens in one forward pass."""
+    logit_chunk: int = Field(2048, ge=1)
+    """Action tokens whose logits exist at once."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """Credit assignment."""
+    loss: LossConfig = LossConfig()
+    """Objectives."""
+    policy: OptimConfig = OptimConfig(lr=1e-4)
+    """The policy's optimiser."""
+    critic: OptimConfig = OptimConfig(lr=3e-4)
+    """The critic's optimiser."""
+    target_kl: float | None = Field(0.02, gt=0)
+    """The rest of an update is skipped once the k3 estimate is above 1.5 times this; None for never."""
+    warmup_collections: int = Field(2, ge=0)
+    """Most rollout batches that the critic alone is fitted to before the policy learns."""
+    warmup_epochs: int = Field(4, ge=1)
+    """Passes of the critic over each of these."""
+    warmup_explained_variance: float = 0.15
+    """Warm-up ends once the critic explains this share of the variance of rollouts it has not been fitted to."""
+
+
+class EvalConfig(Section):
+    """What is measured before and after training."""
+
+    splits: tuple[str, ...] = ("heldout",)
+    """Frozen splits; the first one decides."""
+    tasks: int = Field(200, ge=1)
+    """Tasks of each split."""
+    samples: int = Field(1, ge=1)
+    """Episodes of each task at temperature 1."""
+    greedy: bool = True
+    """Whether greedy decoding is measured too."""
+    every: int = Field(0, ge=0)
+    """Iterations between evaluations on `dev_split`; 0 for none."""
+    dev_split: str = "dev"
+    """The split of these."""
+    dev_tasks: int = Field(64, ge=1)
+    """Tasks of these."""
+
+
+class CheckpointConfig(Section):
+    """When the state is written."""
+
+    every: int = Field(10, ge=1)
+    """Iterations between checkpoints."""
+    keep: int = Field(2, ge=1)
+    """Checkpoints that are kept beside the last one's predecessor; older ones are removed."""
+
+
+class BaselineConfig(Section):
+    """What PPO is compared with."""
+
+    sft_continued: bool = False
+    """Continue SFT from the same start for as long as PPO took, and evaluate that too."""
+
+
+class RunConfig(Section):
+    """One run: model, SFT, PPO, evaluation."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """The run's folder under `runs_dir`."""
+    runs_dir: Path = Path("runs")
+    """Where runs are kept."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything random."""
+    threads: int = Field(0, ge=0)
+    """CPU threads of torch; 0 for one per core. Written to the manifest: bit-exactness needs the same number."""
+    env: EnvConfig = EnvConfig()
+    """Environment."""
+    model: ModelConfig
+    """Model."""
+    sft: SftConfig | None = None
+    """A supervised start; None starts PPO from the model as it is."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Collection."""
+    ppo: PpoConfig = PpoConfig()
+    """Learning."""
+    eval: EvalConfig = EvalConfig()
+    """Evaluation."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    baseline: BaselineConfig = BaselineConfig()
+    """Comparisons."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where metrics go besides metrics.jsonl; nothing is uploaded unless a tracker that uploads is named."""
+
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        if self.rollout.sampling.cuts_support:
+            raise ValueError(
+                "rollout.sampling cuts the support (top_p, top_k or min_p): expected top_p = 1, top_k = 0, min_p = 0 in"
+                " training, because a token that could not be drawn has no likelihood to correct with. Evaluate with"
+                " cuts if you like, and train without."
+            )
+        if self.rollout.sampling.temperature <= 0:
+            raise ValueError("rollout.sampling.temperature is 0: training needs samples, so it must be above 0.")
+        return self
