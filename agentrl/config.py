@@ -1,4 +1,4 @@
-"""Typed configuration of a run: what TOML files and flags are checked against. Imports neither torch nor transformers."""
+"""Typed configuration of a run: what TOML files and flags are checked against. Imports no torch and no transformers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class ModelConfig(Section):
         if (self.path is None) == (self.tiny is None):
             raise ValueError("give either model.path or model.tiny, and not both.")
         if self.critic == "adapter" and self.lora is None:
-            raise ValueError("model.critic = 'adapter' needs model.lora: add [model.lora], or use 'separate' or 'head'.")
+            raise ValueError(
+                "model.critic = 'adapter' needs model.lora: add [model.lora], or use 'separate' or 'head'."
+            )
         if self.critic == "separate" and self.lora is not None:
             raise ValueError("model.critic = 'separate' doubles the base that LoRA shares: use 'adapter' or 'head'.")
         return self

@@ -1,0 +1,202 @@
+"""The losses: pure functions over model tokens that return the loss and its metrics.
+
+A micro-batch is a part of a minibatch, and a loss of a part must know the whole: `Share` says what each token counts in the
+minibatch, with denominators taken over all of it. Losses and metrics of the parts then add up (`merge_metrics`), and the
+gradient does not depend on how the minibatch was split. Masked slots are removed with `where` before any exp or sum, so that
+a NaN in one changes neither value nor gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentrl.config import LossConfig
+
+Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
+Metrics = dict[str, Tensor]
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios are clamped here before the exponential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What each model token counts in the loss of its minibatch.
+
+    Attributes:
+        mask_N: bool; False removes the token from losses and metrics.
+        weight_N: Factor of the token's loss in the minibatch's loss; global denominators are in it.
+        n_tokens: Tokens of the whole minibatch, the denominator of metrics.
+    """
+
+    mask_N: Tensor
+    weight_N: Tensor
+    n_tokens: int
+
+    def take(self, index_N: Tensor) -> Share:
+        """The share of some tokens (a micro-batch): same weights, same denominators."""
+        return Share(self.mask_N[index_N], self.weight_N[index_N], self.n_tokens)
+
+    def to(self, device: torch.device) -> Share:
+        """The same on another device."""
+        return Share(self.mask_N.to(device), self.weight_N.to(device), self.n_tokens)
+
+
+def make_share(episode_id_N: Tensor, mask_N: Tensor, aggregation: Aggregation, norm_length: int) -> Share:
+    """Weights of all tokens of a minibatch, from the whole of it.
+
+    With n_j valid tokens in episode j and B episodes that have any:
+
+        token_mean 1 / sum_j n_j;  seq_mean_token_mean 1 / (B n_j);  seq_mean_token_sum 1 / B;
+        seq_mean_token_sum_norm 1 / (B L)
+
+    Args:
+        episode_id_N: Integers from 0.
+        mask_N: bool; tokens of the minibatch.
+        aggregation: Which of the four.
+        norm_length: L, tokens; a constant, since a padded width would depend on the batch.
+
+    Returns:
+        The share, float64; weights are 0 where the mask is False.
+    """
+    length_B = torch.bincount(episode_id_N[mask_N])
+    n_tokens, n_episodes = int(mask_N.sum()), int((length_B > 0).sum())
+    weight_N = torch.zeros(mask_N.shape, dtype=torch.float64)
+    if n_tokens == 0:
+        return Share(mask_N, weight_N, 0)
+    if aggregation == "token_mean":
+        weight_N[mask_N] = 1.0 / n_tokens
+    elif aggregation == "seq_mean_token_mean":
+        weight_N[mask_N] = 1.0 / (n_episodes * length_B[episode_id_N[mask_N]].double())
+    elif aggregation == "seq_mean_token_sum":
+        weight_N[mask_N] = 1.0 / n_episodes
+    else:
+        weight_N[mask_N] = 1.0 / (n_episodes * norm_length)
+    return Share(mask_N, weight_N, n_tokens)
+
+
+def aggregate(loss_N: Tensor, share: Share) -> Tensor:
+    """This part's contribution to the minibatch's loss: the weighted sum over its unmasked tokens."""
+    return (torch.where(share.mask_N, loss_N, 0.0) * share.weight_N.to(loss_N.dtype)).sum()
+
+
+def policy_loss(
+    logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, share: Share, config: LossConfig
+) -> tuple[Tensor, Metrics]:
+    """Clipped surrogate with clip-higher and dual clip.
+
+    With rho = exp(logprob - old):  max(-A rho, -A clip(rho, 1 - low, 1 + high)), and at most -c A where A < 0.
+
+    Args:
+        logprob_N: Of the sampled tokens under the policy that learns; carries the gradient.
+        old_logprob_N: Under the policy as it was when the batch was collected.
+        advantage_N: Advantages.
+        share: What each token counts.
+        config: Clip ranges.
+
+    Returns:
+        The loss (a scalar) and, as means over the minibatch's tokens: `clip_fraction` and its parts `_upper` and `_lower`
+        (where clipping took the gradient away), `clip_fraction_dual`, the KL estimates `kl` (k3) and `kl_k1`; and
+        `ratio_max`.
+
+    Source: arXiv:1707.06347; dual clip, arXiv:1912.09729; clip-higher, arXiv:2503.14476.
+    """
+    mask_N = share.mask_N
+    log_ratio_N = torch.where(mask_N, logprob_N - old_logprob_N, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    advantage_N = torch.where(mask_N, advantage_N, 0.0).to(log_ratio_N.dtype)
+    ratio_N = log_ratio_N.exp()
+    clipped_N = ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * clipped_N)
+    is_dual_N = torch.zeros_like(mask_N)
+    if config.dual_clip is not None:
+        bound_N = -config.dual_clip * advantage_N
+        is_dual_N = (advantage_N < 0) & (loss_N > bound_N)
+        loss_N = torch.where(is_dual_N, bound_N, loss_N)
+    with torch.no_grad():
+        upper_N = (advantage_N > 0) & (ratio_N > 1.0 + config.clip_high)
+        lower_N = (advantage_N < 0) & (ratio_N < 1.0 - config.clip_low)
+        metrics = {
+            "clip_fraction": _mean(upper_N | lower_N, share),
+            "clip_fraction_upper": _mean(upper_N, share),
+            "clip_fraction_lower": _mean(lower_N, share),
+            "clip_fraction_dual": _mean(is_dual_N, share),
+            "kl": _mean(kl_k3(-log_ratio_N, torch.zeros_like(log_ratio_N)), share),
+            "kl_k1": _mean(-log_ratio_N, share),
+            "ratio_max": ratio_N.max() if ratio_N.numel() else torch.ones(()),
+        }
+    return aggregate(loss_N, share), metrics
+
+
+def value_loss(
+    value_N: Tensor, old_value_N: Tensor, return_N: Tensor, share: Share, clip: float | None
+) -> tuple[Tensor, Metrics]:
+    """Half the squared error of the values; with `clip`, the worse of it and that of values moved by at most `clip`.
+
+    Args:
+        value_N: Of the critic that learns; carries the gradient.
+        old_value_N: As they were when the batch was collected; read only where `clip` is given.
+        return_N: Value targets, never whitened.
+        share: What each token counts.
+        clip: Range of the change, or None.
+
+    Returns:
+        The loss (a scalar), and `clip_fraction`: where the clipped error was the worse.
+
+    Source: clipping as in OpenAI baselines; off by default after arXiv:2006.05990.
+    """
+    mask_N = share.mask_N
+    value_N = torch.where(mask_N, value_N, 0.0)
+    return_N = torch.where(mask_N, return_N, 0.0).to(value_N.dtype)
+    error_N = (value_N - return_N).square()
+    is_clipped_N = torch.zeros_like(mask_N)
+    if clip is not None:
+        old_N = torch.where(mask_N, old_value_N, 0.0).to(value_N.dtype)
+        clipped_error_N = (old_N + (value_N - old_N).clamp(-clip, clip) - return_N).square()
+        is_clipped_N = clipped_error_N > error_N
+        error_N = torch.maximum(error_N, clipped_error_N)
+    return aggregate(0.5 * error_N, share), {"clip_fraction": _mean(is_clipped_N, share)}
+
+
+def entropy_loss(entropy_N: Tensor, share: Share, coef: float) -> tuple[Tensor, Metrics]:
+    """The entropy bonus as a loss: -coef times the aggregated entropy, nats. The metric `entropy` is the mean."""
+    return -coef * aggregate(entropy_N, share), {"entropy": _mean(entropy_N.detach(), share)}
+
+
+def kl_k1(logprob_N: Tensor, other_N: Tensor) -> Tensor:
+    """log(p / q) of tokens drawn from p: unbiased for KL(p, q), may be negative. The one for the reward."""
+    return logprob_N - other_N
+
+
+def kl_k2(logprob_N: Tensor, other_N: Tensor) -> Tensor:
+    """Half the squared log ratio: as a loss, its gradient is that of KL(p, q) on policy. The one for the loss."""
+    return 0.5 * (logprob_N - other_N).square()
+
+
+def kl_k3(logprob_N: Tensor, other_N: Tensor) -> Tensor:
+    """q / p - 1 - log(q / p) of tokens drawn from p: unbiased for KL(p, q), never negative. For metrics.
+
+    Source: Schulman, "Approximating KL divergence", 2020.
+    """
+    log_ratio_N = other_N - logprob_N
+    return torch.expm1(log_ratio_N) - log_ratio_N
+
+
+def merge_metrics(total: Metrics, part: Mapping[str, Tensor]) -> None:
+    """Adds the metrics of one micro-batch to those of its minibatch: `..._max` by maximum, all others by sum."""
+    for name, value in part.items():
+        if name not in total:
+            total[name] = value
+        elif name.endswith("_max"):
+            total[name] = torch.maximum(total[name], value)
+        else:
+            total[name] = total[name] + value
+
+
+def _mean(x_N: Tensor, share: Share) -> Tensor:
+    x_N = x_N if x_N.is_floating_point() else x_N.float()
+    return torch.where(share.mask_N, x_N, 0.0).sum() / max(share.n_tokens, 1)
