@@ -1,0 +1,111 @@
+"""agentrl: train and evaluate tool-using language-model agents on tasks whose outcome is executed and checked.
+
+Importing it registers a Gymnasium id for each installed environment (`agentrl/Sql-v0`), and imports neither the
+environments nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from agentrl.env import ToolEnv
+from agentrl.errors import ToolError, did_you_mean
+from agentrl.policy import MessagePolicy, ScriptedPolicy
+from agentrl.registry import make_env, register_environments
+from agentrl.reward import (
+    clip,
+    component,
+    evidence,
+    gate,
+    leaf,
+    lexicographic,
+    minimum,
+    product,
+    require_some,
+    shaping,
+    weighted_sum,
+)
+from agentrl.tools import tool
+from agentrl.types import (
+    EndReason,
+    Message,
+    Reply,
+    Sampling,
+    Score,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Unscored,
+)
+from agentrl.worker import Worker
+
+if TYPE_CHECKING:
+    from agentrl.evaluate import evaluate
+    from agentrl.train import train
+
+__all__ = [
+    "EndReason",
+    "Message",
+    "MessagePolicy",
+    "Reply",
+    "Sampling",
+    "Score",
+    "ScriptedPolicy",
+    "Task",
+    "ToolCall",
+    "ToolEnv",
+    "ToolError",
+    "ToolResult",
+    "Trajectory",
+    "Unscored",
+    "Worker",
+    "clip",
+    "component",
+    "evaluate",
+    "evidence",
+    "gate",
+    "leaf",
+    "lexicographic",
+    "make_env",
+    "minimum",
+    "product",
+    "require_some",
+    "shaping",
+    "tool",
+    "train",
+    "weighted_sum",
+]
+
+
+_FUNCTIONS = ("evaluate", "train")
+
+
+class _FunctionModule(ModuleType):
+    """A module that can be called as the function of its own name, `agentrl.evaluate.evaluate`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+
+class _Package(ModuleType):
+    """The package. `agentrl.evaluate(...)` works whether or not the module of that name was imported before."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FUNCTIONS and isinstance(value, ModuleType):
+            value.__class__ = _FunctionModule
+        super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FUNCTIONS:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
+
+
+sys.modules[__name__].__class__ = _Package
+register_environments()

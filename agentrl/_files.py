@@ -8,19 +8,36 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import numpy as np
+from filelock import FileLock, Timeout
 
-from agentrl.errors import RunError
+from agentrl.errors import RunError, UsageError
 from agentrl.types import JSON
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BLOCK = 1 << 16
+
+
+def locked(folder: Path) -> AbstractContextManager[object]:
+    """Takes the lock of a folder that one process at a time may write; a context that gives it back.
+
+    Raises:
+        UsageError: If another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock", thread_local=False)
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(
+            f"another process is writing {folder}: wait for it, stop it, or choose another folder or name."
+        ) from None
 
 
 @contextmanager
@@ -60,6 +77,21 @@ def read_lines(path: Path) -> Iterator[JSON]:
                 yield json.loads(line)
             except ValueError as error:
                 raise RunError(f"{path}, line {number}: expected one JSON record, but: {error}.") from error
+
+
+def read_json(path: Path) -> dict[str, JSON] | None:
+    """Reads one JSON document, an object; None where there is no file.
+
+    Raises:
+        RunError: If it holds something else.
+    """
+    try:
+        content: dict[str, JSON] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunError(f"{path}: expected a JSON document, but: {error}. Remove it or restore it.") from error
+    return content
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

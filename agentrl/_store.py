@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from agentrl._files import Appender, end_of_lines, read_lines, write_whole
+from agentrl._files import Appender, end_of_lines, read_json, read_lines, write_json, write_whole
 from agentrl.errors import RunError
 from agentrl.types import JSON, EndReason, Message, Task, ToolCall, ToolResult, Trajectory, Turn
 
@@ -128,6 +128,19 @@ class EpisodeFolder:
         records = self.records()
         packed = self._read_packed() if any(extent_of(r).n_ids for r in records) else Tokens(_NO_IDS, _NO_LOGPROBS)
         return [from_record(r, _cut(packed, extent_of(r))) for r in records]
+
+    @property
+    def request(self) -> dict[str, JSON] | None:
+        """What an evaluation was asked for; None in a folder that is none, or not yet."""
+        return read_json(self.path / "request.json")
+
+    def write_request(self, request: Mapping[str, JSON]) -> None:
+        """Writes what the evaluation is of, before its first episode."""
+        write_json(self.path / "request.json", request)
+
+    def write_summary(self, summary: Mapping[str, JSON]) -> None:
+        """Writes what the episodes show."""
+        write_json(self.path / "summary.json", summary)
 
     def __enter__(self) -> Self:
         return self

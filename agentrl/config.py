@@ -115,6 +115,8 @@ class SftConfig(Section):
     """Optimiser steps."""
     batch_episodes: int = Field(32, ge=1)
     """Episodes in one step."""
+    checkpoint_every: int = Field(100, ge=1)
+    """Steps between checkpoints; only the last one is kept."""
     optim: OptimConfig = OptimConfig(lr=2e-3, warmup_steps=20)
     """The optimiser; the rate falls to a tenth along a cosine."""
 

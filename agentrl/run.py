@@ -5,6 +5,9 @@ runs/NAME/
   manifest.json               versions, commit, machine, task digests, seeds; one entry more for each resume
   metrics.jsonl               one line per iteration, appended and flushed
   rollouts/000012/            episodes.jsonl, tokens.safetensors (tokens.partial while it is being written)
+  model/made/                 the model made from nothing, where the config asks for one
+  demonstrations/             episodes.jsonl, tokens.safetensors: what SFT learns from
+  sft/000300/                 the model after so many SFT steps; sft/metrics.jsonl beside it
   checkpoints/000010/         Hugging Face layout + trainer/
   evals/000010/               episodes.jsonl, summary.json
   result.json                 at the end: before, after, differences, wall time, peak memory
@@ -15,35 +18,43 @@ runs/NAME/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from filelock import FileLock, Timeout
-
 from agentrl._facts import facts
-from agentrl._files import Appender, finite, read_lines, write_json, write_whole
+from agentrl._files import Appender, finite, locked, read_json, read_lines, write_json, write_whole
 from agentrl._store import EpisodeFolder
 from agentrl.config import RunConfig
 from agentrl.configfile import as_tables, differences, load_config
-from agentrl.errors import RunError, UsageError, did_you_mean
+from agentrl.errors import UsageError, did_you_mean
 from agentrl.types import JSON
 
-__all__ = ["EpisodeFolder", "RunDir"]
+__all__ = ["EpisodeFolder", "Listener", "RunDir"]
 
 _MAY_DIFFER = {"runs_dir"}
 """Config keys that a resume may spell otherwise: they say where the run is, not what it is."""
 
+Listener = Callable[[int, Mapping[str, float | int | None]], None]
+"""What is called with an iteration and its metrics once they are in the file."""
+
 
 class RunDir:
-    """A run's folder. `create` opens it for writing, under a lock; `open` opens it for reading."""
+    """A run's folder. `create` opens it for writing, under a lock; `open` opens it for reading.
+
+    Attributes:
+        path: The folder.
+        listeners: Called by `append_metrics`; trackers are.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock: FileLock | None = None
+        self._lock = ExitStack()
         self._metrics: Appender | None = None
+        self.listeners: list[Listener] = []
 
     @classmethod
     def create(cls, config: RunConfig, *, resume: bool = False) -> Self:
@@ -56,8 +67,7 @@ class RunDir:
                 lists the keys), if the folder holds something else, or if another process writes this run.
         """
         run = cls(config.runs_dir / config.name)
-        run.path.mkdir(parents=True, exist_ok=True)
-        run._lock_or_refuse()
+        run._lock.enter_context(locked(run.path))
         try:
             run._begin(config, resume=resume)
         except BaseException:
@@ -73,11 +83,19 @@ class RunDir:
             UsageError: If there is no run.
         """
         run = cls(Path(path))
-        if not run.config_path.exists():
+        if not cls.is_run(run.path):
             folder = run.path.parent
             beside = [str(p.parent) for p in folder.glob("*/config.json")] if folder.is_dir() else []
-            raise UsageError(f"{run.path} is no run directory: it has no config.json.{did_you_mean(str(path), beside)}")
+            raise UsageError(
+                f"{run.path} is no run directory: it has no config.json of a run.{did_you_mean(str(path), beside)}"
+            )
         return run
+
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """Whether a folder is a run's: a model's folder and a checkpoint have a config.json too."""
+        config = read_json(path / "config.json")
+        return config is not None and "runs_dir" in config
 
     @property
     def config_path(self) -> Path:
@@ -101,12 +119,12 @@ class RunDir:
     @property
     def manifest(self) -> dict[str, JSON]:
         """What the run ran on; empty where it is not there."""
-        return self._read_json("manifest.json") or {}
+        return read_json(self.path / "manifest.json") or {}
 
     @property
     def result(self) -> dict[str, JSON] | None:
         """What the run ended with; None before its end."""
-        return self._read_json("result.json")
+        return read_json(self.path / "result.json")
 
     def update_manifest(self, entries: Mapping[str, JSON]) -> None:
         """Adds entries to the manifest, or replaces them."""
@@ -125,6 +143,8 @@ class RunDir:
         if self._metrics is None:
             self._metrics = Appender.lines(self.path / "metrics.jsonl")
         self._metrics.append_record({"iteration": iteration} | finite(metrics))
+        for listener in self.listeners:
+            listener(iteration, metrics)
 
     def read_metrics(self) -> list[dict[str, JSON]]:
         """The lines of metrics.jsonl, each with its `iteration`."""
@@ -151,10 +171,19 @@ class RunDir:
             The folder that they are in now, or None where there were none.
         """
         later = [p for kind in ("rollouts", "evals") for p in self._numbered_in(kind) if int(p.name) > iteration]
-        if not later:
+        return self.set_aside(*later)
+
+    def set_aside(self, *folders: Path) -> Path | None:
+        """Moves folders of this run to `attempts/`, those that are there.
+
+        Returns:
+            The folder that they are in now, or None where there were none.
+        """
+        present = [folder for folder in folders if folder.exists()]
+        if not present:
             return None
         attempt = self.path / "attempts" / str(1 + len(list((self.path / "attempts").glob("*"))))
-        for folder in later:
+        for folder in present:
             target = attempt / folder.relative_to(self.path)
             target.parent.mkdir(parents=True, exist_ok=True)
             folder.rename(target)
@@ -169,37 +198,49 @@ class RunDir:
         """The checkpoint after an iteration."""
         return self.checkpoints / _numbered(iteration)
 
+    @property
+    def model_dir(self) -> Path:
+        """The model that was made from nothing: an ordinary Hugging Face folder."""
+        return self.path / "model" / "made"
+
+    @property
+    def sft_dir(self) -> Path:
+        """The folder of SFT's checkpoints."""
+        return self.path / "sft"
+
+    def demonstrations(self) -> EpisodeFolder:
+        """What SFT learns from."""
+        return EpisodeFolder(self.path / "demonstrations")
+
+    def append_sft_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends the line of an SFT step."""
+        with Appender.lines(self.sft_dir / "metrics.jsonl") as file:
+            file.append_record({"step": step} | finite(metrics))
+
+    def read_sft_metrics(self) -> list[dict[str, JSON]]:
+        """The lines of SFT's metrics; of a step that a resume did again, the last one."""
+        lines = {line["step"]: line for line in read_lines(self.sft_dir / "metrics.jsonl")}
+        return [lines[step] for step in sorted(lines)]
+
     def eval_dir(self, tag: int | str) -> Path:
         """The folder of one evaluation: an iteration's, or a named one (`before`, `after`)."""
         return self.path / "evals" / (_numbered(tag) if isinstance(tag, int) else tag)
 
     def episode_folders(self) -> list[Path]:
-        """Every folder with episodes, relative to the run: evaluations, rollouts, attempts."""
+        """Every folder with episodes, relative to the run: evaluations, rollouts, demonstrations, attempts."""
         found = [p.parent.relative_to(self.path) for p in self.path.glob("**/episodes.jsonl")]
         return sorted(found, key=lambda p: (p.parts[0] == "attempts", str(p)))
 
     def close(self) -> None:
         """Closes the files and gives the lock back; more than once does no harm."""
         self._close_metrics()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._lock.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def _lock_or_refuse(self) -> None:
-        lock = FileLock(self.path / ".lock", thread_local=False)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise UsageError(
-                f"another process is writing {self.path}: wait for it, stop it, or choose another name with --name."
-            ) from None
-        self._lock = lock
 
     def _begin(self, config: RunConfig, *, resume: bool) -> None:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -226,16 +267,6 @@ class RunDir:
                 f"{listed}\nTake the run's own with --config {self.config_path}, or choose another name with --name."
             )
         self.update_manifest({"resumed": [*self.manifest.get("resumed", []), {"at": now, **facts()}]})
-
-    def _read_json(self, name: str) -> dict[str, JSON] | None:
-        path = self.path / name
-        try:
-            content: dict[str, JSON] = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise RunError(f"{path}: expected a JSON document, but: {error}. Remove it or restore it.") from error
-        return content
 
     def _numbered_in(self, kind: str) -> list[Path]:
         return sorted(p for p in (self.path / kind).glob("*") if p.is_dir() and p.name.isdecimal())

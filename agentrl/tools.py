@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import time
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from agentrl.errors import ConfigError, ToolError, WorkerTimeout, did_you_mean
+from agentrl.strict_json import kind_of
 from agentrl.types import JSON, ToolErrorKind, ToolResult, ToolSchema
 
 _OPTIONS = "__agentrl_tool__"
 _MOST_PROBLEMS = 5
+_NO_NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _LEFT_OUT = "\n[{} bytes left out]\n"
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -144,7 +147,7 @@ class Tool:
             Exception: Whatever else the tool's body raises: a fault of the environment, not of the model.
         """
         try:
-            checked = self.model.model_validate_json(json.dumps(dict(arguments)), strict=True)
+            checked = self.model.model_validate_json(json.dumps(dict(arguments), allow_nan=False), strict=True)
         except (ValidationError, TypeError, ValueError, RecursionError) as error:
             return self._failed("bad_arguments", self._problems(error, arguments), 0.0)
         values = {str(field.alias): getattr(checked, key) for key, field in self.model.model_fields.items()}
@@ -182,8 +185,7 @@ class Tool:
                 found.append(f"there is no argument {where!r}.{hint}")
             else:
                 message = detail["msg"][:1].lower() + detail["msg"][1:]
-                value = arguments.get(str(detail["loc"][0])) if len(detail["loc"]) == 1 else None
-                kind = "" if value is None else f", found {_json_type(value)}"
+                kind = f", found {kind_of(arguments[where])}" if len(detail["loc"]) == 1 else ""
                 found.append(f"argument {where!r}: {message}{kind}.")
         more = f" And {len(found) - _MOST_PROBLEMS} more." if len(found) > _MOST_PROBLEMS else ""
         return f"{self.name}: " + " ".join(found[:_MOST_PROBLEMS]) + more
@@ -197,10 +199,10 @@ def unknown_tool(name: str, known: Mapping[str, Tool]) -> ToolResult:
         known: The tools by name.
 
     Returns:
-        A result that names the nearest tool.
+        A result that names the nearest tool. Its own name is the one written, as far as a name can hold it.
     """
     content, left_out = cut_middle(f"Error: there is no tool {name!r}.{did_you_mean(name, known)}", 1024)
-    return ToolResult(name, content, "unknown_tool", 0.0, left_out)
+    return ToolResult(_NO_NAME.sub("_", name[:64]), content, "unknown_tool", 0.0, left_out)
 
 
 def cut_middle(text: str, max_bytes: int) -> tuple[str, int]:
@@ -223,12 +225,11 @@ def cut_middle(text: str, max_bytes: int) -> tuple[str, int]:
     return f"{head}{_LEFT_OUT.format(left_out)}{tail}", left_out
 
 
-@lru_cache(maxsize=256)
 def tools_of(cls: type) -> dict[str, Tool]:
     """The tools of a class, those it inherits first, in the order of their definition.
 
     Args:
-        cls: An environment class. The result is kept, so it must not be changed.
+        cls: An environment class.
 
     Returns:
         Tools by name.
@@ -237,6 +238,11 @@ def tools_of(cls: type) -> dict[str, Tool]:
         ConfigError: If a tool has no docstring, an argument without annotation, a name that hides one of the
             environment's own methods, or is overridden without being a tool.
     """
+    return dict(_tools_of(cls))
+
+
+@lru_cache(maxsize=256)
+def _tools_of(cls: type) -> dict[str, Tool]:
     names: dict[str, None] = {}
     for base in reversed(cls.__mro__):
         names.update(dict.fromkeys(name for name, value in vars(base).items() if hasattr(value, _OPTIONS)))
@@ -322,15 +328,3 @@ def _as_text(output: object) -> str:
     if isinstance(output, str):
         return output
     return "ok" if output is None else json.dumps(output, ensure_ascii=False, allow_nan=False)
-
-
-def _json_type(value: JSON) -> Literal["a boolean", "an integer", "a number", "a string", "an array", "an object"]:
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int):
-        return "an integer"
-    if isinstance(value, float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list | tuple) else "an object"

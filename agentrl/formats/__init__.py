@@ -9,8 +9,9 @@ from agentrl.errors import ConfigError, RegistryError, did_you_mean
 from agentrl.formats.base import MAX_CALLS, Format
 from agentrl.formats.fenced import FencedFormat
 from agentrl.formats.hermes import HermesFormat
+from agentrl.formats.schemas import signature
 
-__all__ = ["MAX_CALLS", "FencedFormat", "Format", "HermesFormat", "format_of_template", "get_format"]
+__all__ = ["MAX_CALLS", "FencedFormat", "Format", "HermesFormat", "format_of_template", "get_format", "signature"]
 
 _FORMATS: dict[str, Format] = {"hermes": HermesFormat(), "fenced": FencedFormat()}
 

@@ -6,24 +6,16 @@ import json
 import re
 from collections.abc import Sequence
 
-from agentrl.formats.base import (
-    MAX_CALLS,
-    BadJSONError,
-    PlainResults,
-    is_unicode,
-    kind_of,
-    not_unicode,
-    read_json,
-    too_many_calls,
-)
-from agentrl.types import JSON, CutOff, Malformed, Parsed, ParseResult, ToolCall, ToolSchema
+from agentrl.formats.base import MAX_CALLS, PlainResults, not_unicode, too_many_calls
+from agentrl.formats.schemas import properties_of, raw_argument, signature
+from agentrl.strict_json import BadJSONError, is_unicode, kind_of, read_json
+from agentrl.types import CutOff, Malformed, Parsed, ParseResult, ToolCall, ToolSchema
 
 _FENCE = re.compile(r"^(`{3,})([^`\n]*)$", re.MULTILINE)
-_TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "array": "list", "object": "dict"}
 
 
 class FencedFormat(PlainResults):
-    """Calls as code blocks whose info string is one word, the tool's name; a block without info string is prose.
+    """Calls as code blocks whose info string is one word, the tool's name; a fence without a word is prose.
 
     The body is the argument itself where the tool has exactly one and it is a string, nothing where it has none, and a
     JSON object otherwise. A fence is three or more backticks at the start of a line; the closing one is as long.
@@ -35,9 +27,9 @@ class FencedFormat(PlainResults):
         """One signature line a tool, and one example."""
         if not tools:
             return ""
-        lines = "\n".join(f"- {_signature(tool)}: {_told(tool)}" for tool in tools)
-        example = next((tool for tool in tools if _raw_argument(tool)), tools[0])
-        body = f"{_raw_argument(example) or '{...}'}\n" if _properties(example) else ""
+        lines = "\n".join(f"- {signature(tool)}: {_told(tool)}" for tool in tools)
+        example = next((tool for tool in tools if raw_argument(tool)), tools[0])
+        body = f"{raw_argument(example) or '{...}'}\n" if properties_of(example) else ""
         return (
             f"Tools:\n{lines}\n"
             "To call a tool, write a code block with its name; inside, its one text argument as it is, or a JSON object"
@@ -62,24 +54,20 @@ class FencedFormat(PlainResults):
         for fence in _FENCE.finditer(text):
             rest = fence[2].strip()
             if opening is None:
-                opening = fence
+                opening = fence if rest else None
                 continue
             if rest or len(fence[1]) < len(opening[1]):
                 continue
-            name = opening[2].strip()
-            if name:
-                said.append(text[at : opening.start()])
-                if len(calls) == MAX_CALLS:
-                    return too_many_calls(text)
-                try:
-                    calls.append(
-                        _read(name, text[opening.end() + 1 : max(fence.start() - 1, opening.end() + 1)], by_name)
-                    )
-                except BadJSONError as problem:
-                    return Malformed(text, str(problem))
-                at = fence.end()
-            opening = None
-        if opening is not None and opening[2].strip():
+            if len(calls) == MAX_CALLS:
+                return too_many_calls(text)
+            said.append(text[at : opening.start()])
+            body = text[opening.end() + 1 : max(fence.start() - 1, opening.end() + 1)]
+            try:
+                calls.append(_read(opening[2].strip(), body, by_name))
+            except BadJSONError as problem:
+                return Malformed(text, str(problem))
+            at, opening = fence.end(), None
+        if opening is not None:
             return CutOff(text, f"The message stops inside a code block: the closing {opening[1][:16]} is missing.")
         said.append(text[at:])
         return Parsed("\n".join(part for part in map(str.strip, said) if part), tuple(calls))
@@ -91,15 +79,14 @@ def _read(name: str, body: str, by_name: dict[str, ToolSchema]) -> ToolCall:
         if len(name.split()) > 1:
             raise BadJSONError(f"After the backticks, expected only a tool's name, found {name[:64]!r}.")
         return ToolCall(name, {})
-    raw = _raw_argument(tool)
+    raw = raw_argument(tool)
     if raw is not None:
         return ToolCall(name, {raw: body})
-    if not _properties(tool):
-        if body.strip() not in ("", "{}"):
-            raise BadJSONError(f"{name} takes no arguments: leave its code block empty.")
-        return ToolCall(name, {})
-    expected = f"Expected the body of {name} to be a JSON object with {', '.join(_properties(tool))}"
     stripped = body.strip()
+    if not stripped:
+        return ToolCall(name, {})
+    names = ", ".join(properties_of(tool))
+    expected = f"Expected the body of {name} to be {f'a JSON object with {names}' if names else 'empty'}"
     try:
         value, end = read_json(stripped)
     except BadJSONError as problem:
@@ -112,7 +99,7 @@ def _read(name: str, body: str, by_name: dict[str, ToolSchema]) -> ToolCall:
 
 
 def _render(call: ToolCall, tool: ToolSchema | None) -> str:
-    raw = _raw_argument(tool) if tool else None
+    raw = raw_argument(tool) if tool else None
     argument = call.arguments.get(raw) if raw is not None and call.arguments.keys() == {raw} else None
     if isinstance(argument, str):
         body = argument
@@ -124,30 +111,6 @@ def _render(call: ToolCall, tool: ToolSchema | None) -> str:
     return f"{fence}{call.name}\n{body}\n{fence}"
 
 
-def _properties(tool: ToolSchema) -> dict[str, JSON]:
-    properties: dict[str, JSON] = tool.parameters.get("properties", {})
-    return properties
-
-
-def _raw_argument(tool: ToolSchema) -> str | None:
-    """The name of a tool's only argument, where it is a string."""
-    properties = _properties(tool)
-    if len(properties) != 1:
-        return None
-    name, schema = next(iter(properties.items()))
-    return name if schema.get("type") == "string" else None
-
-
-def _signature(tool: ToolSchema) -> str:
-    required = tool.parameters.get("required", [])
-    parts = []
-    for name, schema in _properties(tool).items():
-        kind = "|".join(map(json.dumps, schema["enum"])) if "enum" in schema else _TYPES.get(schema.get("type"), "any")
-        default = "" if name in required else f" = {json.dumps(schema.get('default'), ensure_ascii=False)}"
-        parts.append(f"{name}: {kind}{default}")
-    return f"{tool.name}({', '.join(parts)})"
-
-
 def _told(tool: ToolSchema) -> str:
-    described = ((name, schema.get("description")) for name, schema in _properties(tool).items())
+    described = ((name, schema.get("description")) for name, schema in properties_of(tool).items())
     return " ".join([tool.description, *(f"{name}: {text}" for name, text in described if text)])

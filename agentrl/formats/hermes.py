@@ -6,16 +6,8 @@ import json
 import re
 from collections.abc import Sequence
 
-from agentrl.formats.base import (
-    MAX_CALLS,
-    BadJSONError,
-    PlainResults,
-    is_unicode,
-    kind_of,
-    not_unicode,
-    read_json,
-    too_many_calls,
-)
+from agentrl.formats.base import MAX_CALLS, PlainResults, not_unicode, too_many_calls
+from agentrl.strict_json import BadJSONError, is_unicode, kind_of, read_json
 from agentrl.types import JSON, CutOff, Malformed, Parsed, ParseResult, ToolCall, ToolSchema
 
 _OPEN = "<tool_call>"

@@ -1,7 +1,8 @@
 """Credit assignment over model tokens: boundary GAE as a log-depth scan, whitening, explained variance.
 
-Only tokens that the policy sampled exist here: the arrays are one-dimensional over the model tokens of all episodes, one
-episode after the other, so that no observation can stand between two actions. Everything is a pure function in float64.
+Only tokens that the policy sampled exist here: the arrays are one-dimensional over the model tokens of all episodes,
+one episode after the other, so that no observation can stand between two actions. Everything is a pure function in
+float64.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def explained_variance(values_N: Tensor, returns_N: Tensor) -> float:
 
 
 def _pick(in_turn_N: Tensor, token: float, turn: float) -> Tensor:
-    return torch.where(in_turn_N, token, turn).double()
+    turn_N = torch.full(in_turn_N.shape, turn, dtype=torch.float64, device=in_turn_N.device)
+    return turn_N.masked_fill_(in_turn_N, token)
 
 
 def _check_layout(
@@ -148,7 +150,9 @@ def _check_layout(
     if episode_id_N.numel() == 0:
         return
     if bool((episode_id_N[1:] < episode_id_N[:-1]).any()) or int(episode_id_N[0]) < 0:
-        raise InvariantError("expected episode ids from 0 that never fall (episodes one after the other); sort the rows.")
+        raise InvariantError(
+            "expected episode ids from 0 that never fall (episodes one after the other); sort the rows."
+        )
     if int(episode_id_N[-1]) >= bootstrap_B.numel():
         raise InvariantError(
             f"expected a bootstrap value for each episode, found {bootstrap_B.numel()} for episode id"

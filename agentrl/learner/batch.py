@@ -1,15 +1,14 @@
 """From trajectories to what the model reads: rows, their model tokens laid out flat, and micro-batches by token budget.
 
-Two layouts meet here. The trunk reads rows [B, T], padded on the right. Everything else (logprobs, values, advantages, losses)
-lives in flat arrays [N] over the model tokens of all rows, one row after the other; `MicroBatch.index_N` leads from the one
-to the other.
+Two layouts meet here. The trunk reads rows [B, T], padded on the right. Everything else (logprobs, values, advantages,
+losses) lives in flat arrays [N] over the model tokens of all rows, one row after the other; `MicroBatch.index_N` leads
+from the one to the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -49,55 +48,53 @@ class Row:
         return self.token_ids_T.numel()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """The rows of a batch and their model tokens, flat.
 
     Attributes:
         rows: In the order of the trajectories.
+        start_B: [B + 1] where each row's model tokens begin in the flat arrays; the last entry is N.
+        episode_id_N: int64, the row of each model token.
+        turn_id_N: int64.
+        logprob_N: float64, the engine's.
+        reward_N: float64.
+        bootstraps_B: bool.
         n_error: Trajectories left out because they ended in an error.
         n_empty: Trajectories left out because the policy sampled nothing in them.
     """
 
     rows: tuple[Row, ...]
+    start_B: Tensor
+    episode_id_N: Tensor
+    turn_id_N: Tensor
+    logprob_N: Tensor
+    reward_N: Tensor
+    bootstraps_B: Tensor
     n_error: int = 0
     n_empty: int = 0
 
-    @cached_property
-    def start_B(self) -> Tensor:
-        """[B + 1] where each row's model tokens begin in the flat arrays; the last entry is N."""
-        counts = [0, *(row.action_N.numel() for row in self.rows)]
-        return torch.tensor(counts).cumsum(0)
-
-    @cached_property
-    def episode_id_N(self) -> Tensor:
-        """int64, the row of each model token."""
-        return torch.repeat_interleave(torch.arange(len(self.rows)), self.start_B.diff())
-
-    @cached_property
-    def turn_id_N(self) -> Tensor:
-        """int64."""
-        return torch.cat([row.turn_id_N for row in self.rows])
-
-    @cached_property
-    def logprob_N(self) -> Tensor:
-        """float64, the engine's."""
-        return torch.cat([row.logprob_N for row in self.rows])
-
-    @cached_property
-    def reward_N(self) -> Tensor:
-        """float64."""
-        return torch.cat([row.reward_N for row in self.rows])
-
-    @cached_property
-    def bootstraps_B(self) -> Tensor:
-        """bool."""
-        return torch.tensor([row.bootstraps for row in self.rows])
+    @classmethod
+    def of(cls, rows: Sequence[Row], n_error: int = 0, n_empty: int = 0) -> Rollout:
+        """Lays rows out one after the other."""
+        start_B = torch.tensor([0, *(row.action_N.numel() for row in rows)]).cumsum(0)
+        nothing = torch.zeros(0)
+        return cls(
+            tuple(rows),
+            start_B,
+            torch.repeat_interleave(torch.arange(len(rows)), start_B.diff()),
+            torch.cat([nothing.long(), *(row.turn_id_N for row in rows)]),
+            torch.cat([nothing.double(), *(row.logprob_N for row in rows)]),
+            torch.cat([nothing.double(), *(row.reward_N for row in rows)]),
+            torch.tensor([row.bootstraps for row in rows], dtype=torch.bool),
+            n_error,
+            n_empty,
+        )
 
     @property
     def n_actions(self) -> int:
         """N, the model tokens of all rows."""
-        return int(self.start_B[-1])
+        return self.reward_N.numel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,8 @@ class MicroBatch:
     """Rows that go through the trunk together, padded on the right.
 
     Attributes:
-        token_ids_BT: int64. No attention mask is needed: what stands to the right never reaches a causal model's states.
+        token_ids_BT: int64. No attention mask is needed: what stands to the right never reaches a causal model's
+            states.
         position_ids: [1, T] for padded rows; [B, T] with restarts at 0 where a line holds several rows.
         state_N: int64, flat index into B * T of the state before each model token.
         target_N: int64, the model tokens.
@@ -127,14 +125,14 @@ def read_rollout(trajectories: Sequence[Trajectory], *, context: int, vocab_size
     """Lays out the trajectories that are trained on, and counts the others.
 
     Args:
-        trajectories: A collected batch. Those whose end is not `in_loss` (errors) or that hold no sampled token are left
-            out and counted.
+        trajectories: A collected batch. Those whose end is not `in_loss` (errors) or that hold no sampled token are
+            left out and counted.
         context: Longest row that the model can read, tokens.
         vocab_size: Token ids must be below it.
 
     Raises:
-        InvariantError: If a trajectory cannot be trained on: a reward or logprob that is not finite, a logprob above 0, a
-            sampled token without a token before it, more tokens than the context, an unknown token id.
+        InvariantError: If a trajectory cannot be trained on: a reward or logprob that is not finite, a logprob above 0,
+            a sampled token without a token before it, more tokens than the context, an unknown token id.
     """
     rows: list[Row] = []
     n_error = n_empty = 0
@@ -145,7 +143,7 @@ def read_rollout(trajectories: Sequence[Trajectory], *, context: int, vocab_size
             n_empty += 1
         else:
             rows.append(_read_row(trajectory, context, vocab_size))
-    return Rollout(tuple(rows), n_error, n_empty)
+    return Rollout.of(rows, n_error, n_empty)
 
 
 def make_microbatches(rollout: Rollout, rows: Sequence[int], budget: int, device: torch.device) -> list[MicroBatch]:
@@ -230,8 +228,8 @@ def _check_row(episode: str, packed: Packed, context: int, vocab_size: int) -> N
         if not np.isfinite(values).all():
             where = int(np.flatnonzero(~np.isfinite(values))[0])
             raise InvariantError(
-                f"episode {episode}: the {what} of sampled token {where} is {values[where]}, expected a finite number: look"
-                f" at the {source}."
+                f"episode {episode}: the {what} of sampled token {where} is {values[where]}, expected a finite number:"
+                f" look at the {source}."
             )
     if (logprob_N > 1e-3).any():
         raise InvariantError(

@@ -18,11 +18,11 @@ def logprob_and_entropy(
     chunk: int,
     entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """log pi(target) and the entropy of pi, with pi = softmax(head(hidden) / temperature).
+    """Scores targets: log pi(target) and the entropy of pi, with pi = softmax(head(hidden) / temperature).
 
-    Logits are float32 (float64 for float64 states) whatever the weights are: a bfloat16 matrix product alone is wrong by
-    8e-3 on average. Where a gradient is needed and there is more than one chunk, logits are made again in the backward
-    pass, so that those of one chunk exist at a time.
+    Logits are float32 (float64 for float64 states) whatever the weights are: a bfloat16 matrix product alone is wrong
+    by 8e-3 on average. Where a gradient is needed and there is more than one chunk, logits are made again in the
+    backward pass, so that those of one chunk exist at a time.
 
     Args:
         hidden_NH: Last hidden state before each target.

@@ -1,9 +1,9 @@
 """The losses: pure functions over model tokens that return the loss and its metrics.
 
-A micro-batch is a part of a minibatch, and a loss of a part must know the whole: `Share` says what each token counts in the
-minibatch, with denominators taken over all of it. Losses and metrics of the parts then add up (`merge_metrics`), and the
-gradient does not depend on how the minibatch was split. Masked slots are removed with `where` before any exp or sum, so that
-a NaN in one changes neither value nor gradient.
+A micro-batch is a part of a minibatch, and a loss of a part must know the whole: `Share` says what each token counts in
+the minibatch, with denominators taken over all of it. Losses and metrics of the parts then add up (`merge_metrics`),
+and the gradient does not depend on how the minibatch was split. Masked slots are removed with `where` before any exp or
+sum, so that a NaN in one changes neither value nor gradient.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def policy_loss(
         config: Clip ranges.
 
     Returns:
-        The loss (a scalar) and, as means over the minibatch's tokens: `clip_fraction` and its parts `_upper` and `_lower`
-        (where clipping took the gradient away), `clip_fraction_dual`, the KL estimates `kl` (k3) and `kl_k1`; and
-        `ratio_max`.
+        The loss (a scalar) and, as means over the minibatch's tokens: `clip_fraction` and its parts `_upper` and
+        `_lower` (where clipping took the gradient away), `clip_fraction_dual`, the KL estimates `kl` (k3) and `kl_k1`;
+        and `ratio_max`.
 
     Source: arXiv:1707.06347; dual clip, arXiv:1912.09729; clip-higher, arXiv:2503.14476.
     """
@@ -168,17 +168,17 @@ def entropy_loss(entropy_N: Tensor, share: Share, coef: float) -> tuple[Tensor, 
 
 
 def kl_k1(logprob_N: Tensor, other_N: Tensor) -> Tensor:
-    """log(p / q) of tokens drawn from p: unbiased for KL(p, q), may be negative. The one for the reward."""
+    """Estimates KL(p, q) as log(p / q) of tokens drawn from p: unbiased, may be negative. For the reward."""
     return logprob_N - other_N
 
 
 def kl_k2(logprob_N: Tensor, other_N: Tensor) -> Tensor:
-    """Half the squared log ratio: as a loss, its gradient is that of KL(p, q) on policy. The one for the loss."""
+    """Estimates KL(p, q) as half the squared log ratio: on policy, its gradient is that of the KL. For the loss."""
     return 0.5 * (logprob_N - other_N).square()
 
 
 def kl_k3(logprob_N: Tensor, other_N: Tensor) -> Tensor:
-    """q / p - 1 - log(q / p) of tokens drawn from p: unbiased for KL(p, q), never negative. For metrics.
+    """Estimates KL(p, q) as q / p - 1 - log(q / p) of tokens drawn from p: unbiased, never negative. For metrics.
 
     Source: Schulman, "Approximating KL divergence", 2020.
     """

@@ -2,10 +2,10 @@
 
 Two ways to train, told apart by `ModelConfig.lora`:
 
-* all weights: the critic is a copy of the trunk (`separate`) or a linear head on the policy's states (`head`), the reference
-  a frozen copy, made only where a KL term needs it;
-* LoRA: adapters `policy` and `critic` on one frozen base; the reference is the base with adapters off, or, after SFT with
-  LoRA, a frozen copy of the adapter.
+* all weights: the critic is a copy of the trunk (`separate`) or a linear head on the policy's states (`head`), the
+  reference a frozen copy, made only where a KL term needs it;
+* LoRA: adapters `policy` and `critic` on one frozen base; the reference is the base with adapters off, or, after SFT
+  with LoRA, a frozen copy of the adapter.
 
 The value head is linear, float32, and starts at 0. Dropout is off always: a ratio between two dropout masks is noise.
 """
@@ -13,19 +13,22 @@ The value head is linear, float32, and starts at 0. Dropout is off always: a rat
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from agentrl.config import LoraConfig, ModelConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import CheckpointError, ConfigError
 from agentrl.learner.batch import MicroBatch
 from agentrl.learner.logits import logprob_and_entropy
 
 POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
+_CRITIC_FILE = "critic.safetensors"
 
 
 class PolicyScores(NamedTuple):
@@ -46,8 +49,8 @@ class ActorCritic(nn.Module):
     """Policy, critic and reference, scored on micro-batches.
 
     Attributes:
-        policy: The Hugging Face causal model that samples: give this one to the rollout's engine. With LoRA its layers hold
-            the adapters, and `policy` is the active one whenever no method of this class runs.
+        policy: The Hugging Face causal model that samples: give this one to the rollout's engine. With LoRA its layers
+            hold the adapters, and `policy` is the active one whenever no method of this class runs.
         config: As given.
     """
 
@@ -78,9 +81,9 @@ class ActorCritic(nn.Module):
         self.critic["head"] = _value_head(policy)
         self.eval()
 
-    def train(self, mode: bool = True) -> Self:
-        """Does nothing but `eval()`: dropout stays off, whatever a caller asks."""
-        return super().train(mode=mode and False)
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Stays in evaluation mode, whatever is asked: no dropout."""
+        return super().train(mode=False)
 
     @property
     def device(self) -> torch.device:
@@ -91,6 +94,16 @@ class ActorCritic(nn.Module):
     def dtype(self) -> torch.dtype:
         """The type that the policy's trunk computes in."""
         return self.policy.dtype  # type: ignore[no-any-return]
+
+    @property
+    def context(self) -> int:
+        """Longest row that the policy can read, tokens."""
+        return int(getattr(self.policy.config, "max_position_embeddings", sys.maxsize))
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the policy's input embedding."""
+        return int(self.policy.get_input_embeddings().weight.shape[0])
 
     @property
     def shares_trunk(self) -> bool:
@@ -117,8 +130,8 @@ class ActorCritic(nn.Module):
         """Marks where SFT ends: the critic starts from the policy as it is now, and that policy is what KL refers to.
 
         Args:
-            reference: Whether a reference will be asked for. Without LoRA it costs a copy of the model. With LoRA it is the
-                base for free where the policy's adapter is still fresh, else a frozen copy of the adapter.
+            reference: Whether a reference will be asked for. Without LoRA it costs a copy of the model. With LoRA it is
+                the base for free where the policy's adapter is still fresh, else a frozen copy of the adapter.
         """
         if self.config.critic == "separate":
             self.critic["trunk"].load_state_dict(_trunk(self.policy).state_dict())
@@ -129,13 +142,13 @@ class ActorCritic(nn.Module):
         if self._peft is None:
             self._reference = copy.deepcopy(self.policy).requires_grad_(False)
         elif any(bool(weight.any()) for name, weight in self._named(POLICY) if "lora_B" in name):
-            self.add_reference_adapter()
+            self._add_reference_adapter()
             self._copy_adapter(POLICY, REFERENCE)
 
     def set_value_bias(self, value: float) -> None:
         """Sets the value head's bias, so that an untrained critic says the mean return and not 0."""
         with torch.no_grad():
-            self.critic["head"].bias.fill_(value)  # type: ignore[operator,union-attr]
+            self.critic["head"].bias.fill_(value)  # type: ignore[operator]
 
     def policy_logprobs(self, batch: MicroBatch, temperature: float, *, entropy_grad: bool = False) -> PolicyScores:
         """Scores the sampled tokens with the policy; gradients flow to `policy_parameters`."""
@@ -178,10 +191,63 @@ class ActorCritic(nn.Module):
         with self._as_reference():
             return self._scores(model, self._states(_trunk(model), batch), batch, temperature, False).logprob_N
 
-    def add_reference_adapter(self) -> None:
-        """Makes room for a reference adapter; its weights are still to be set."""
+    def save(self, folder: Path) -> None:
+        """Writes the weights in Hugging Face layout.
+
+        All weights: the model in `folder`. LoRA: one folder for each adapter, `policy`, `critic`, `reference`. What has
+        no layout of Hugging Face's (the critic's trunk and head, a reference model) goes into `folder/trainer`.
+        """
+        from safetensors.torch import save_file
+
+        trainer = folder / "trainer"
+        trainer.mkdir(parents=True, exist_ok=True)
+        if self._peft is None:
+            self.policy.save_pretrained(folder)
+        else:
+            self._peft.save_pretrained(folder, selected_adapters=list(self._peft.peft_config))
+        if self._reference is not None:
+            self._reference.save_pretrained(trainer / REFERENCE)  # type: ignore[operator]
+        save_file(
+            {name: weight.contiguous() for name, weight in self.critic.state_dict().items()}, trainer / _CRITIC_FILE
+        )
+
+    def load(self, folder: Path) -> None:
+        """Reads what `save` wrote, bit for bit, the reference included.
+
+        Raises:
+            CheckpointError: If the folder holds other parts or shapes than this model has.
+        """
+        from safetensors.torch import load_file
+
+        trainer = folder / "trainer"
+        try:
+            if self._peft is None:
+                self.policy.load_state_dict(_read_model(self.policy, folder))
+            else:
+                self._load_adapters(folder)
+            self.critic.load_state_dict(load_file(trainer / _CRITIC_FILE))
+            if (trainer / REFERENCE).is_dir():
+                self._reference = copy.deepcopy(self.policy).requires_grad_(False)
+                self._reference.load_state_dict(_read_model(self.policy, trainer / REFERENCE))
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder} does not fit this model (critic={self.config.critic!r}, lora={self.config.lora}): {error}."
+                " Expected a checkpoint that was saved with the same [model] section."
+            ) from error
+
+    def _load_adapters(self, folder: Path) -> None:
+        from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+        if (folder / REFERENCE).is_dir():
+            self._add_reference_adapter()
+        for adapter in self._peft.peft_config:
+            weights = load_peft_weights(str(folder / adapter), device=str(self.device))
+            set_peft_model_state_dict(self._peft, weights, adapter_name=adapter)
+
+    def _add_reference_adapter(self) -> None:
         if REFERENCE not in self._peft.peft_config:
-            self._peft.add_adapter(REFERENCE, self._peft.peft_config[POLICY])
+            with self._borrowed_generator():
+                self._peft.add_adapter(REFERENCE, self._peft.peft_config[POLICY])
         self._activate(POLICY)
 
     def _states(self, trunk: Any, batch: MicroBatch) -> Tensor:
@@ -220,13 +286,16 @@ class ActorCritic(nn.Module):
         settings = peft.LoraConfig(
             r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        # peft draws the first values from torch's global generator; what was there before comes back afterwards.
-        with torch.random.fork_rng(devices=[]):
+        with self._borrowed_generator():
             torch.manual_seed(seed)
             self._peft = peft.get_peft_model(self.policy, settings, adapter_name=POLICY)
             if self.config.critic == "adapter":
                 self._peft.add_adapter(CRITIC, settings)
         self._activate(POLICY)
+
+    def _borrowed_generator(self) -> Any:
+        """Peft draws an adapter's first values from torch's global generator, which is given back as it was."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
 
     def _named(self, adapter: str) -> list[tuple[str, nn.Parameter]]:
         return [(name, weight) for name, weight in self.policy.named_parameters() if f".{adapter}." in name]
@@ -267,9 +336,16 @@ def _trunk(policy: Any) -> Any:
     return policy.base_model
 
 
+def _read_model(policy: Any, folder: Path) -> dict[str, Tensor]:
+    loaded = type(policy).from_pretrained(folder, dtype=policy.dtype)
+    return loaded.state_dict()  # type: ignore[no-any-return]
+
+
 def _value_head(policy: Any) -> nn.Linear:
     weight = policy.get_output_embeddings().weight
-    head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=torch.promote_types(weight.dtype, torch.float32))
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    # Made on "meta", so that no first values are drawn from torch's global generator.
+    head = nn.Linear(weight.shape[1], 1, device="meta", dtype=dtype).to_empty(device=weight.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
@@ -277,7 +353,7 @@ def _value_head(policy: Any) -> nn.Linear:
 
 @torch.no_grad()
 def _check_head(policy: Any) -> None:
-    """Some models scale or cap their logits after the output embedding; scored without that, every ratio would be wrong."""
+    """Refuses models that scale or cap their logits after the output embedding: every ratio would be wrong."""
     policy.eval()
     vocab_size = policy.config.vocab_size
     token_ids_BT = torch.arange(1, 9, device=policy.device)[None] % vocab_size
@@ -287,6 +363,6 @@ def _check_head(policy: Any) -> None:
     tolerance = 1e-4 if policy.dtype in {torch.float32, torch.float64} else 2e-2
     if found.shape != expected.shape or float((found - expected).abs().max()) > tolerance * float(expected.abs().max()):
         raise ConfigError(
-            f"{type(policy).__name__} does not compute its logits as output embedding times last hidden state (it scales or"
-            " caps them): expected a model such as Llama, Qwen, Mistral or SmolLM."
+            f"{type(policy).__name__} does not compute its logits as output embedding times last hidden state (it"
+            " scales or caps them): expected a model such as Llama, Qwen, Mistral or SmolLM."
         )

@@ -6,11 +6,11 @@ It is saved as an ordinary Hugging Face folder, so everything after it is what a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agentrl.config import TinyModel
@@ -23,8 +23,19 @@ CHAT_TEMPLATE = (
 )
 """ChatML, which keeps every earlier turn as it was."""
 
+_SHORT_LINE = 8
+"""Shared lines up to this many characters are left to the merges."""
 
-def train_tokenizer(texts: Iterable[str], config: TinyModel) -> PreTrainedTokenizerFast:
+
+def fixed_phrases(texts: Sequence[str]) -> list[str]:
+    """The lines that all texts have in common, as system prompts do; those of a few characters are left out."""
+    if not texts:
+        return []
+    common = set.intersection(*(set(text.splitlines()) for text in texts))
+    return [line for line in texts[0].splitlines() if line in common and len(line) > _SHORT_LINE]
+
+
+def train_tokenizer(texts: Iterable[str], config: TinyModel, phrases: Sequence[str] = ()) -> PreTrainedTokenizerFast:
     """Trains a byte-level BPE tokenizer with ChatML's special tokens.
 
     Digits are tokens of their own: a small model copies numbers digit by digit, and no number is unknown.
@@ -32,6 +43,8 @@ def train_tokenizer(texts: Iterable[str], config: TinyModel) -> PreTrainedTokeni
     Args:
         texts: What the tokenizer is fitted to.
         config: `vocab_size` and `context` are read.
+        phrases: Texts that become one token each: a line that stands in every prompt tells the model nothing, and as
+            one token it costs next to nothing.
 
     Returns:
         A tokenizer with a chat template; its text round-trips for any input.
@@ -48,6 +61,7 @@ def train_tokenizer(texts: Iterable[str], config: TinyModel) -> PreTrainedTokeni
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(phrase, normalized=False) for phrase in dict.fromkeys(phrases)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -58,11 +72,12 @@ def train_tokenizer(texts: Iterable[str], config: TinyModel) -> PreTrainedTokeni
     )
 
 
-def make_tiny_model(texts: Iterable[str], config: TinyModel, seed: int, folder: Path) -> str:
+def make_tiny_model(prompts: Sequence[str], texts: Iterable[str], config: TinyModel, seed: int, folder: Path) -> str:
     """Makes model and tokenizer and saves both.
 
     Args:
-        texts: What the tokenizer is trained on.
+        prompts: System prompts; the lines that all of them share become one token each.
+        texts: What the tokenizer is trained on besides.
         config: Sizes.
         seed: Of the initial weights.
         folder: A folder that does not exist yet or is empty.
@@ -70,7 +85,7 @@ def make_tiny_model(texts: Iterable[str], config: TinyModel, seed: int, folder: 
     Returns:
         SHA-256 of the weights file, in hex.
     """
-    tokenizer = train_tokenizer(texts, config)
+    tokenizer = train_tokenizer([*dict.fromkeys(prompts), *texts], config, fixed_phrases(prompts))
     end = tokenizer.convert_tokens_to_ids(END)
     pad = tokenizer.convert_tokens_to_ids(PAD)
     llama = LlamaConfig(

@@ -4,16 +4,16 @@
     component       -                        the component's score                     (a leaf)
     weighted_sum    children, with weights   sum of weight * child
     gate            condition, child         child where condition >= at_least, else floor
-    lexicographic   tiers, highest first     each tier fills an equal share of [0, 1]; one counts only when all above are full
+    lexicographic   tiers, highest first     each fills an equal share of [0, 1], and counts when all above are full
     product         children                 product of the children
     minimum         children                 the least child
     clip            child                    child, held inside [low, high]
-    shaping         potential                scale * (gamma_turn * Phi(after) - Phi(before)), an addend of the root alone
+    shaping         potential                scale * (gamma_turn * Phi(after) - Phi(before)); an addend of the root
 
 Every one of them is evaluated at each step for the children that are due: components of each turn at each turn,
 components of the end at the end. What a node does with a child that is Unscored is its `on_unscored`:
 
-    propagate       it is Unscored too (default)
+    propagate       it is Unscored too (default); but what is behind a closed gate does not matter
     renormalise     the child is left out; the weights of the others grow so that their absolute sum stays
     floor           the child counts as the worst that it can be; a gate is closed
 """
@@ -30,6 +30,7 @@ from agentrl.errors import RewardError
 from agentrl.reward.component import Bounds, Component, When, check_component
 from agentrl.reward.nodes import AT_BOUND, Aggregator, Combined, Node, OnUnscored, Part, Span, Weighted, is_diagnostic
 
+
 @dataclass(frozen=True, kw_only=True)
 class WeightedSum(Aggregator):
     """Sum of weight * child over the children that are due."""
@@ -40,6 +41,8 @@ class WeightedSum(Aggregator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if all(is_diagnostic(each.node) for each in self.children):
+            raise RewardError(f"{self.label!r}: it holds diagnostics alone, so there is nothing to sum.")
         for weight, node in ((each.weight, each.node) for each in self.children):
             if not math.isfinite(weight):
                 raise RewardError(f"{self.label!r}: the weight of {node.label!r} must be finite, found {weight}.")
@@ -96,11 +99,14 @@ class Gate(Aggregator):
         """The least value of the condition that opens the gate."""
         return self.condition.bounds[1] if self.at_least is None else self.at_least
 
+    def decided(self, parts: Sequence[Part]) -> bool:
+        """A closed gate is worth its floor, whatever is behind it."""
+        return any(part.slot == "condition" and not self._opens(part.value) for part in parts)
+
     def combine(self, parts: Sequence[Part]) -> Combined:
         """Opens or not, and says why."""
         asked = next(part for part in parts if part.slot == "condition")
-        child = next(part for part in parts if part.slot == "child")
-        is_open = asked.value >= self.threshold - AT_BOUND
+        is_open = self._opens(asked.value)
         relation = "reached" if is_open else "is below"
         gate = {
             "open": is_open,
@@ -108,8 +114,8 @@ class Gate(Aggregator):
             "at_least": self.threshold,
             "floor": self.floor,
         }
-        opens = tuple(part is asked or is_open for part in parts)
-        return Combined(child.value if is_open else self.floor, open=opens, facts={"gate": gate})
+        value = next(part.value for part in parts if part.slot == "child") if is_open else self.floor
+        return Combined(value, open=tuple(part is asked or is_open for part in parts), facts={"gate": gate})
 
     def bounds_of(self, spans: Sequence[Span]) -> Bounds:
         """The child's, widened to hold the floor."""
@@ -119,6 +125,9 @@ class Gate(Aggregator):
     def floored(self, span: Span) -> float:
         """An Unscored condition closes the gate; an Unscored child counts as the floor."""
         return span.bounds[0] if span.slot == "condition" else self.floor
+
+    def _opens(self, value: float) -> bool:
+        return value >= self.threshold - AT_BOUND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +158,7 @@ class Lexicographic(Aggregator):
             is_open = is_open and part.value >= high - AT_BOUND
         return Combined(float(sum(contributions)), tuple(contributions), tuple(opens))
 
-    def bounds_of(self, spans: Sequence[Span]) -> Bounds:
+    def bounds_of(self, spans: Sequence[Span]) -> Bounds:  # noqa: ARG002
         """Always [0, 1]."""
         return 0.0, 1.0
 
@@ -204,7 +213,8 @@ class Clip(Aggregator):
         super().__post_init__()
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise RewardError(
-                f"{self.label!r}: clip needs two finite numbers, low below high, found low = {self.low}, high = {self.high}."
+                f"{self.label!r}: clip needs two finite numbers, low below high, found low = {self.low} and"
+                f" high = {self.high}."
             )
 
     def combine(self, parts: Sequence[Part]) -> Combined:
@@ -216,7 +226,7 @@ class Clip(Aggregator):
         low, high = spans[0].bounds
         return self._hold(low), self._hold(high)
 
-    def floored(self, span: Span) -> float:
+    def floored(self, span: Span) -> float:  # noqa: ARG002
         """The low end."""
         return self.low
 
@@ -228,8 +238,8 @@ class Clip(Aggregator):
 class Shaping(Node):
     """Potential-based shaping (Ng, Harada and Russell, 1999): F_k = scale * (gamma_turn * Phi(s_{k+1}) - Phi(s_k)).
 
-    Phi(s_0) is read after setup. Phi is 0 at ends, and kept where the critic's value stands for the future (CUT), so the
-    discounted sum of F over an episode is -scale * Phi(s_0) whatever the agent does: it moves credit and pays nothing.
+    Phi(s_0) is read after setup. Phi is 0 at ends, and kept where the critic's value stands for the future (CUT), so
+    the discounted sum of F over an episode is -scale * Phi(s_0) whatever the agent does: it moves credit, pays nothing.
     An addend of the root; left out of success.
 
     Attributes:

@@ -1,10 +1,6 @@
 """Reward trees in Python: one function per kind. A bare component stands for a leaf with the role of an objective.
 
-    weighted_sum(
-        (1.0, gate(leaf(executes, role="safeguard"), correct)),
-        (0.1, leaf(few_turns, role="safeguard")),
-        leaf(length, role="diagnostic"),
-    )
+Example: `weighted_sum((1.0, gate(executes, correct)), (0.1, leaf(few_turns, role="safeguard")))`.
 """
 
 from __future__ import annotations
@@ -119,9 +115,7 @@ def clip(
     return Clip(child=as_node(child), low=float(low), high=float(high), on_unscored=on_unscored, name=name)
 
 
-def shaping(
-    potential: Component, *, gamma_turn: float = 1.0, scale: float = 1.0, name: str | None = None
-) -> Shaping:
+def shaping(potential: Component, *, gamma_turn: float = 1.0, scale: float = 1.0, name: str | None = None) -> Shaping:
     """Potential-based shaping, an addend of the root: it moves credit to the turns that made progress.
 
     Args:

@@ -18,7 +18,7 @@ S = TypeVar("S", bound=Sized)
 
 @runtime_checkable
 class Component(Protocol):
-    """What a leaf calls: a decorated function, or a small object, best a frozen dataclass whose fields are its options."""
+    """What a leaf calls: a decorated function, or an object, best a frozen dataclass whose fields are its options."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,9 @@ def component(
     """
 
     def decorate(function: Callable[[Episode], Score | Unscored]) -> FunctionComponent:
-        made = FunctionComponent(function, name, when, (float(bounds[0]), float(bounds[1])), isolated, reads, deadline_s)
+        made = FunctionComponent(
+            function, name, when, (float(bounds[0]), float(bounds[1])), isolated, reads, deadline_s
+        )
         check_component(made)
         return made
 
@@ -115,12 +117,13 @@ def check_component(value: object) -> Component:
     low, high = value.bounds
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise RewardError(
-            f"component {value.name!r}: bounds must be two finite numbers, the first below the second, found ({low}, {high})."
+            f"component {value.name!r}: bounds must be two finite numbers, the first below the second,"
+            f" found ({low}, {high})."
         )
     return value
 
 
-class Vacuous(AgentRLError):
+class VacuousError(AgentRLError):
     """Raised by `require_some`: there was nothing to check, so the check fails (the component's lower bound)."""
 
 
@@ -135,8 +138,8 @@ def require_some(items: S, what: str) -> S:
         The items.
 
     Raises:
-        Vacuous: If there are none. Let it pass: the tree scores the component at its lower bound and says why.
+        VacuousError: If there are none. Let it pass: the tree scores the component at its lower bound and says why.
     """
     if len(items) == 0:
-        raise Vacuous(f"there were no {what} to check, and a check over nothing fails.")
+        raise VacuousError(f"there were no {what} to check, and a check over nothing fails.")
     return items

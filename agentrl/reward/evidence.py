@@ -1,4 +1,4 @@
-"""Evidence: what an environment knows, as dataclasses that components read, and the episode that they see it through."""
+"""Evidence: what an environment knows, as dataclasses that components read, and the episode they see it through."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def kind_name(kind: type[Any]) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Pydantic's adapter of a type, made once."""
     return TypeAdapter(kind)
 
 
@@ -163,8 +164,9 @@ def to_json(value: Any) -> JSON:
     Raises:
         EvidenceError: If it holds what JSON cannot (NaN, an object without fields).
     """
+    kind: Any = type(value)
     try:
-        shown = _adapter(type(value)).dump_python(value, mode="json")
+        shown = adapter(kind).dump_python(value, mode="json")
         canonical_json(shown)
     except (ValueError, TypeError) as error:
         raise EvidenceError(f"evidence {type(value).__name__} cannot be written as JSON: {error}") from error
@@ -177,7 +179,8 @@ def from_json(kind: type[T], value: JSON) -> T:
     Raises:
         EvidenceError: If the JSON does not fit the dataclass.
     """
+    wanted: Any = kind
     try:
-        return _adapter(kind).validate_python(value)
+        return typing.cast("T", adapter(wanted).validate_python(value))
     except ValidationError as error:
         raise EvidenceError(f"recorded evidence does not fit {kind_name(kind)}: {error}") from error

@@ -103,12 +103,12 @@ class Weighted:
     node: Node
 
 
-class Edge(NamedTuple):
-    """A child as its parent sees it: the field it stands in, the node, its weight."""
+class Span(NamedTuple):
+    """A due child without its value, as `Aggregator.bounds_of` gets it."""
 
     slot: str
-    node: Node
-    weight: float = 1.0
+    bounds: Bounds
+    weight: float
 
 
 class Part(NamedTuple):
@@ -119,13 +119,22 @@ class Part(NamedTuple):
     bounds: Bounds
     weight: float
 
+    @property
+    def span(self) -> Span:
+        """The child without its value."""
+        return Span(self.slot, self.bounds, self.weight)
 
-class Span(NamedTuple):
-    """A due child without its value, as `Aggregator.bounds_of` gets it."""
+
+class Edge(NamedTuple):
+    """A child as its parent sees it: the field it stands in, the node, its weight where the field holds weights."""
 
     slot: str
-    bounds: Bounds
-    weight: float
+    node: Node
+    weight: float | None = None
+
+    def span(self, bounds: Bounds) -> Span:
+        """The child without its value."""
+        return Span(self.slot, bounds, 1.0 if self.weight is None else self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +174,8 @@ class Aggregator(Node):
     def __post_init__(self) -> None:
         if self.on_unscored not in self.copes:
             raise RewardError(
-                f"{self.label!r}: on_unscored of {self.kind} must be one of {list(self.copes)}, found {self.on_unscored!r}."
+                f"{self.label!r}: on_unscored of {self.kind} must be one of {list(self.copes)},"
+                f" found {self.on_unscored!r}."
             )
         if not self.edges:
             raise RewardError(f"{self.label!r}: {self.kind} has no children; give it at least one.")
@@ -191,7 +201,7 @@ class Aggregator(Node):
     @cached_property
     def bounds(self) -> Bounds:
         """Least and greatest value when all children are due."""
-        return self.bounds_of([Span(edge.slot, edge.node.bounds, edge.weight) for edge in self.edges])
+        return self.bounds_of([edge.span(edge.node.bounds) for edge in self.edges])
 
     @cached_property
     def due(self) -> frozenset[When]:
@@ -206,6 +216,10 @@ class Aggregator(Node):
     @abstractmethod
     def bounds_of(self, spans: Sequence[Span]) -> Bounds:
         """Least and greatest value that `combine` can give for children with these bounds."""
+
+    def decided(self, parts: Sequence[Part]) -> bool:  # noqa: ARG002
+        """Whether these scored children give the value whatever the Unscored ones would have been."""
+        return False
 
     def floored(self, span: Span) -> float:
         """What an Unscored child counts as where `on_unscored` is `floor`: the worst that it can be."""

@@ -1,0 +1,1 @@
+"""Rollouts: the token bridge, the policies that sample, and the collector that runs episodes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -54,8 +53,8 @@ def check_stop(codec: Codec, end_ids: frozenset[int]) -> None:
     names = ", ".join(repr(codec.tokenizer.decode([k])) for k in sorted(end_ids)) or "none"
     raise TemplateError(
         f"the chat template ends assistant messages with {codec.tokenizer.decode([codec.stop_id])!r} (token"
-        f" {codec.stop_id}), but the end tokens of the model are {names}: it would not stop where its turn ends. Use the"
-        " chat template that the model was trained with, or name the token in generation_config.eos_token_id (and"
+        f" {codec.stop_id}), but the end tokens of the model are {names}: it would not stop where its turn ends. Use"
+        " the chat template that the model was trained with, or name the token in generation_config.eos_token_id (and"
         " tokenizer.eos_token) if the model does emit it."
     )
 
@@ -85,7 +84,7 @@ def check_contents(codec: Codec) -> None:
 
 
 def check_conversations(codec: Codec) -> None:
-    """Checks at every turn of a plain conversation, and of one with thinking, that appending gives the template's print.
+    """Checks at every turn of a plain conversation, and of one with thinking, that appending gives what is printed.
 
     Raises:
         TemplateError: If the template rewrites what it printed before, or prints anything that appending does not.
@@ -131,6 +130,7 @@ def _compare(codec: Codec, ids: list[int], expected: str) -> None:
 
 
 def _differ(expected: str, found: str) -> str:
-    at = len(os.path.commonprefix([expected, found]))
+    pairs = zip(expected, found, strict=False)
+    at = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(found)))
     start = max(at - 24, 0)
     return f" (after {expected[start:at]!r}: expected {expected[at : at + 32]!r}, found {found[at : at + 32]!r})"

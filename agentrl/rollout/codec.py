@@ -1,10 +1,10 @@
 """The token bridge: messages in, token ids out, and no text is ever tokenised a second time.
 
-A chat template is a program over whole conversations. The codec learns from it, once for each sequence of roles, what it
-prints around contents: stand-ins take the place of contents, and the print is split at them. What the template itself
-prints is encoded with special tokens; contents are encoded with special tokens split, so that a table cell which holds
-`<|im_end|>` stays text. Earlier turns are never rendered again: an episode's ids are the opening and then, by turns, the
-ids that were sampled and what the template puts between turns.
+A chat template is a program over whole conversations. The codec learns from it, once for each sequence of roles, what
+it prints around contents: stand-ins take the place of contents, and the print is split at them. What the template
+itself prints is encoded with special tokens; contents are encoded with special tokens split, so that a table cell which
+holds `<|im_end|>` stays text. Earlier turns are never rendered again: an episode's ids are the opening and then, by
+turns, the ids that were sampled and what the template puts between turns.
 """
 
 from __future__ import annotations

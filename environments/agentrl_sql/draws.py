@@ -50,7 +50,7 @@ class Draws:
         return items[int(self._random() * len(items))]
 
     def sample(self, items: Sequence[T], n: int) -> list[T]:
-        """n different items in random order; all of them, shuffled, where there are no more than n."""
+        """N different items in random order; all of them, shuffled, where there are no more than n."""
         pool = list(items)
         taken = min(n, len(pool))
         for i in range(taken):

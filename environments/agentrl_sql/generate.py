@@ -49,10 +49,11 @@ def _key_position(spec: TableSpec) -> int:
 
 
 def _column(field: Field, n: int, keys: dict[str, list[Cell]], draws: Draws) -> list[Cell]:
-    """n values of one column."""
+    """N values of one column."""
     role = field.column.role
     if role == "key":
-        return list(sorted(draws.sample(range(1, n + n // 2 + 2), n)))
+        ids: list[Cell] = [*sorted(draws.sample(range(1, n + n // 2 + 2), n))]
+        return ids
     if role == "label":
         return list(draws.sample(field.words, n))
     if role == "ref":
@@ -72,7 +73,7 @@ def _column(field: Field, n: int, keys: dict[str, list[Cell]], draws: Draws) -> 
 
 
 def _skewed(items: list[Cell] | list[str], n: int, draws: Draws) -> list[Cell]:
-    """n of the items with repetition, the earlier ones more often."""
+    """N of the items with repetition, the earlier ones more often."""
     return [items[int(len(items) * draws.unit() ** 1.4)] for _ in range(n)]
 
 

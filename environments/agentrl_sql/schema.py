@@ -14,9 +14,9 @@ Cell = str | int | float | None
 Row = tuple[Cell, ...]
 
 Role = Literal["key", "ref", "label", "word", "amount", "measure", "ordinal", "day"]
-"""What a column's values are: `key` the primary key, `ref` a foreign key, `label` a name no two rows share, `word` one of
-a few words, `amount` a number that may be added up, `measure` one that may only be averaged, `ordinal` one that may only
-be compared (a year, a floor), `day` an ISO date."""
+"""What a column's values are: `key` the primary key, `ref` a foreign key, `label` a name that no two rows share, `word`
+one of a few words, `amount` a number that may be added up, `measure` one that may only be averaged, `ordinal` one that
+may only be compared (a year, a floor), `day` an ISO date."""
 
 NUMERIC: tuple[Role, ...] = ("amount", "measure", "ordinal")
 
@@ -41,6 +41,11 @@ class Column:
     def words(self) -> str:
         """The name as a question says it."""
         return self.name.replace("_", " ")
+
+    @property
+    def verb(self) -> str:
+        """`is`, or `are` where the name is a plural, as that of a count (`pages`) is."""
+        return "are" if self.role in NUMERIC and self.name.endswith("s") else "is"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,13 +42,13 @@ CAFE = domain(
         )),
         word("course", "starter", "main", "side", "dessert", "drink"),
         real("price", 2, 24),
-        measure("calories", 80, 900, 20, nullable=True),
+        measure("calories", 60, 900, 10, nullable=True),
     ),
     table(
         "waiter", "waiters", (8, 12),
         label("name", people()),
         word("shift", "morning", "noon", "evening", "night"),
-        measure("wage", 10, 24),
+        real("wage", 10, 24, role="measure"),
     ),
     table(
         "bill", "bills", (14, 24),
@@ -71,13 +71,13 @@ HOTEL = domain(
     table(
         "suite", "suites", (10, 18),
         label("name", split(
-            "Amber Aster Birch Cedar Clover Coral Daisy Elm Fern Hazel Heron Iris Ivory Jade Lark Lilac Lotus Maple Olive"
-            " Onyx Opal Pearl Pine Robin Ruby Sage Swan Topaz Tulip Willow"
+            "Amber Aster Birch Cedar Clover Coral Daisy Elm Fern Hazel Heron Iris Ivory Jade Lark Lilac Lotus Maple"
+            " Olive Onyx Opal Pearl Pine Robin Ruby Sage Swan Topaz Tulip Willow"
         )),
         word("view", "sea", "park", "street", "yard", "lake"),
         ordinal("floor", 1, 9),
         amount("beds", 1, 5),
-        measure("rate", 60, 300, 10),
+        amount("rate", 60, 300, 5),
     ),
     table(
         "guest", "guests", (12, 20),
@@ -99,9 +99,11 @@ BANK = domain(
     "bank",
     table(
         "branch", "branches", (8, 12),
-        label("name", split("North South East West Harbor Market Castle Station Bridge Garden Mill Tower Museum Forest")),
+        label("name", split(
+            "North South East West Harbor Market Castle Station Bridge Garden Mill Tower Museum Forest"
+        )),
         word("city", *CITIES),
-        ordinal("opened", 1950, 2020, 5),
+        ordinal("year", 1950, 2020, 5),
     ),
     table(
         "client", "clients", (12, 20),
@@ -114,20 +116,20 @@ BANK = domain(
         "account", "accounts", (16, 26),
         ref("client", nullable=True),
         word("type", "basic", "saving", "joint", "student"),
-        amount("balance", 0, 900, 25),
+        amount("balance", 5, 995, 5),
     ),
     table(
         "card", "cards", (12, 20),
         ref("account"),
         word("color", "black", "blue", "gold", "green", "white"),
-        amount("ceiling", 100, 900, 50),
+        amount("ceiling", 100, 950, 50),
         ordinal("expiry", 2025, 2031),
     ),
     table(
         "payment", "payments", (26, 40),
         ref("account"),
         word("purpose", "rent", "food", "fuel", "gift", "loan", "travel"),
-        amount("sum", 5, 400, 5),
+        amount("amount", 5, 400, 5),
         amount("fee", 0, 9, nullable=True),
     ),
 )  # fmt: skip

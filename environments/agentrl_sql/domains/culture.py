@@ -11,15 +11,15 @@ LIBRARY = domain(
         "author", "authors", (8, 14),
         label("name", people()),
         word("country", *COUNTRIES),
-        ordinal("born", 1900, 1990, 5),
+        ordinal("birth_year", 1900, 1990),
     ),
     table(
         "book", "books", (16, 28),
         label("title", titles(0)),
         ref("author", nullable=True),
         word("genre", "crime", "drama", "poetry", "travel", "history", "fantasy"),
-        amount("pages", 80, 600, 20),
-        ordinal("year", 1950, 2020, 2),
+        amount("pages", 80, 600, 10),
+        ordinal("year", 1950, 2020),
     ),
     table(
         "reader", "readers", (10, 18),
@@ -42,11 +42,13 @@ MUSEUM = domain(
         "artist", "artists", (8, 14),
         label("name", people()),
         word("country", *COUNTRIES),
-        ordinal("born", 1600, 1960, 10),
+        ordinal("birth_year", 1600, 1960),
     ),
     table(
         "gallery", "galleries", (8, 10),
-        label("name", split("Arch Atrium Cellar Chapel Court Dome Grotto Ivory Loft Marble Mosaic Nave North South Vault")),
+        label("name", split(
+            "Arch Atrium Cellar Chapel Court Dome Grotto Ivory Loft Marble Mosaic Nave North South Vault"
+        )),
         word("wing", "east", "west", "old", "new"),
         ordinal("floor", 0, 4),
     ),
@@ -56,9 +58,9 @@ MUSEUM = domain(
         ref("artist", nullable=True),
         ref("gallery", nullable=True),
         word("style", "baroque", "cubist", "modern", "realist", "romantic"),
-        ordinal("year", 1650, 1990, 10),
+        ordinal("year", 1650, 1990),
         amount("value", 10, 900, 10, nullable=True),
-        measure("height", 20, 240, 10),
+        measure("height", 20, 240, 2),
     ),
 )  # fmt: skip
 
@@ -68,7 +70,7 @@ CINEMA = domain(
         "film", "films", (12, 24),
         label("title", titles(2)),
         word("genre", "action", "comedy", "drama", "horror", "western"),
-        measure("minutes", 75, 190, 5),
+        measure("minutes", 75, 190),
         real("rating", 1, 10, role="measure", nullable=True),
     ),
     table(
@@ -83,7 +85,7 @@ CINEMA = domain(
         ref("screen"),
         word("weekday", *WEEKDAYS),
         real("price", 5, 16),
-        amount("sold", 0, 120, 4, nullable=True),
+        amount("sales", 0, 120, 4, nullable=True),
     ),
 )  # fmt: skip
 
@@ -92,32 +94,32 @@ MUSIC = domain(
     table(
         "band", "bands", (8, 14),
         label("name", split(
-            "Amber Arrow Basalt Comet Copper Crow Ember Falcon Fjord Frost Glass Granite Harbor Lynx Mango Meadow Nebula"
-            " Orbit Otter Pepper Quartz Raven Signal Velvet"
+            "Amber Arrow Basalt Comet Copper Crow Ember Falcon Fjord Frost Glass Granite Harbor Lynx Mango Meadow"
+            " Nebula Orbit Otter Pepper Quartz Raven Signal Velvet"
         )),
         word("style", "jazz", "rock", "folk", "soul", "metal"),
         word("country", *COUNTRIES),
-        ordinal("founded", 1960, 2020, 2),
+        ordinal("year", 1960, 2020),
     ),
     table(
         "album", "albums", (12, 24),
         label("title", titles(3)),
         ref("band"),
-        ordinal("year", 1970, 2024),
+        ordinal("release", 1970, 2024),
         amount("copies", 5, 900, 15, nullable=True),
     ),
     table(
         "song", "songs", (24, 40),
         ref("album", nullable=True),
         word("mood", "calm", "happy", "sad", "wild"),
-        measure("seconds", 90, 400, 10),
-        amount("plays", 0, 950, 25),
+        measure("seconds", 90, 400, 5),
+        amount("plays", 5, 995, 5),
     ),
     table(
         "concert", "concerts", (16, 28),
         ref("band"),
         word("city", *CITIES),
         day("date", 2021, 2024),
-        amount("visitors", 50, 950, 50),
+        amount("visitors", 50, 990, 10),
     ),
 )  # fmt: skip

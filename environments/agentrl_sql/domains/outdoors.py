@@ -22,7 +22,7 @@ FARM = domain(
         ref("field"),
         word("crop", "wheat", "maize", "oats", "beans", "hops", "flax"),
         ordinal("year", 2010, 2024),
-        amount("tons", 2, 80, 2),
+        amount("tons", 2, 80),
         amount("profit", 5, 95, 5, nullable=True),
     ),
 )  # fmt: skip
@@ -43,12 +43,12 @@ AIRLINE = domain(
         )),
         word("maker", "Aero", "Borel", "Cirro", "Delta"),
         amount("seats", 20, 400, 20),
-        ordinal("built", 1990, 2023),
+        ordinal("year", 1990, 2023),
     ),
     table(
         "pilot", "pilots", (8, 14),
         label("name", people()),
-        word("rank", "captain", "officer", "trainee"),
+        word("role", "captain", "officer", "trainee"),
         measure("age", 24, 64, 2, nullable=True),
     ),
     table(
@@ -56,14 +56,14 @@ AIRLINE = domain(
         ref("plane"),
         ref("airport"),
         ref("pilot", nullable=True),
-        amount("distance", 100, 2900, 100),
+        amount("distance", 100, 2900, 50),
         amount("delay", 0, 90, 5, nullable=True),
     ),
     table(
         "ticket", "tickets", (26, 40),
         ref("flight"),
         word("cabin", "first", "business", "economy"),
-        amount("price", 40, 900, 20),
+        amount("price", 40, 900, 10),
         amount("bags", 0, 4, nullable=True),
     ),
 )  # fmt: skip
@@ -74,17 +74,17 @@ ZOO = domain(
         "keeper", "keepers", (8, 12),
         label("name", people()),
         word("house", "birds", "cats", "fish", "apes", "snakes"),
-        measure("wage", 12, 30),
+        real("wage", 12, 30, role="measure"),
     ),
     table(
         "animal", "animals", (16, 28),
         label("name", split(
-            "Ajax Balu Bimbo Biscuit Bongo Coco Dodo Dusty Fanta Fuzzy Ginger Honey Jumbo Kiki Koko Lulu Mango Milo Momo"
-            " Nemo Pixie Pongo Rex Rusty Simba Socks Taco Tiko Tutu Waldo Yoyo Ziggy"
+            "Ajax Balu Bimbo Biscuit Bongo Coco Dodo Dusty Fanta Fuzzy Ginger Honey Jumbo Kiki Koko Lulu Mango Milo"
+            " Momo Nemo Pixie Pongo Rex Rusty Simba Socks Taco Tiko Tutu Waldo Yoyo Ziggy"
         )),
         ref("keeper", nullable=True),
         word("species", "lion", "otter", "zebra", "parrot", "gibbon", "python"),
-        ordinal("born", 2005, 2024),
+        ordinal("birth_year", 2005, 2024),
         amount("weight", 2, 400, 6, nullable=True),
     ),
     table(
@@ -92,7 +92,7 @@ ZOO = domain(
         ref("animal"),
         word("food", "hay", "meat", "fruit", "seeds", "insects"),
         ordinal("hour", 6, 20),
-        real("kilos", 0.5, 15),
+        real("kilos", 0.5, 20),
     ),
 )  # fmt: skip
 
@@ -102,11 +102,11 @@ GARAGE = domain(
         "owner", "owners", (8, 14),
         label("name", people()),
         word("city", *CITIES),
-        ordinal("since", 2000, 2024),
+        measure("age", 18, 80, nullable=True),
     ),
     table(
         "car", "cars", (14, 24),
-        label("plate", tuple(f"{pair}{number}" for pair in ("AB", "CE", "DK", "FL", "HN", "TR") for number in range(12, 92, 11))),
+        label("plate", tuple(f"{pair}{n}" for pair in ("AB", "CE", "DK", "FL", "HN", "TR") for n in range(12, 92, 11))),
         ref("owner", nullable=True),
         word("brand", "Alfa", "Dacia", "Honda", "Mazda", "Skoda", "Volvo"),
         ordinal("year", 1995, 2023),
@@ -137,8 +137,8 @@ PORT = domain(
             " Phoenix Regina Selene Triton Undine Victoria Wave Zephyr"
         )),
         word("flag", "Malta", "Panama", "Greece", "Chile", "Kenya"),
-        measure("length", 40, 360, 10),
-        ordinal("built", 1975, 2022),
+        measure("length", 40, 360, 5),
+        ordinal("year", 1975, 2022),
     ),
     table(
         "voyage", "voyages", (16, 26),
@@ -151,7 +151,7 @@ PORT = domain(
         "cargo", "cargoes", (24, 40),
         ref("voyage", nullable=True),
         word("goods", "coal", "corn", "salt", "steel", "timber", "wool"),
-        amount("tons", 5, 900, 15),
+        amount("tons", 5, 900, 5),
         real("duty", 0, 20, nullable=True),
     ),
 )  # fmt: skip

@@ -11,8 +11,8 @@ SCHOOL = domain(
         "teacher", "teachers", (8, 14),
         label("name", people()),
         word("subject", "art", "math", "music", "physics", "biology", "history"),
-        measure("salary", 30, 70, 2),
-        ordinal("hired", 1990, 2023),
+        measure("salary", 30, 70),
+        ordinal("start_year", 1990, 2023),
     ),
     table(
         "pupil", "pupils", (14, 26),
@@ -26,7 +26,7 @@ SCHOOL = domain(
         "exam", "exams", (26, 40),
         ref("pupil"),
         word("topic", "algebra", "energy", "grammar", "plants", "rivers", "rhythm"),
-        measure("points", 0, 100, 4, nullable=True),
+        measure("points", 0, 100, nullable=True),
         amount("mistakes", 0, 15),
     ),
 )  # fmt: skip
@@ -37,7 +37,7 @@ CLINIC = domain(
         "doctor", "doctors", (8, 14),
         label("name", people()),
         word("ward", "heart", "eyes", "bones", "skin", "lungs"),
-        measure("salary", 60, 180, 5),
+        measure("salary", 60, 180, 2),
     ),
     table(
         "patient", "patients", (14, 24),
@@ -52,7 +52,7 @@ CLINIC = domain(
         ref("patient", nullable=True),
         word("reason", "check", "fever", "cough", "injury", "vaccine"),
         day("date", 2022, 2024),
-        amount("cost", 20, 300, 10),
+        amount("cost", 20, 300, 5),
         amount("minutes", 5, 60, 5, nullable=True),
     ),
 )  # fmt: skip
@@ -84,7 +84,7 @@ GYM = domain(
         "booking", "bookings", (26, 40),
         ref("member"),
         ref("lesson"),
-        real("paid", 4, 20),
+        real("fee", 4, 20),
         measure("stars", 1, 5, nullable=True),
     ),
 )  # fmt: skip

@@ -1,0 +1,141 @@
+"""The live objects of a run: environment factory, model with critic, token bridge, and the policy that samples."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.config import RunConfig
+from agentrl.env import ToolEnv
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.formats import format_of_template
+from agentrl.learner.model import ActorCritic
+from agentrl.policy import MessagePolicy
+from agentrl.registry import make_env
+from agentrl.rollout.codec import Codec
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.hf import HFPolicy
+from agentrl.rollout.load import load_model_and_tokenizer
+from agentrl.types import EpisodeRequest, Task, Trajectory
+
+TINY_FORMAT = "fenced"
+"""The tool-call format of models made from nothing, where the config says `auto`: the one that takes fewest tokens."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the stages of a run work with.
+
+    Attributes:
+        make: Makes an environment as the config says, in the model's tool-call format.
+        tokenizer: Of the model.
+        codec: The token bridge.
+        model: Policy, critic and reference.
+        policy: Samples from `model.policy`; the two share their weights.
+    """
+
+    make: Callable[[], ToolEnv]
+    tokenizer: Any
+    codec: Codec
+    model: ActorCritic
+    policy: HFPolicy
+
+
+def set_threads(config: RunConfig) -> int:
+    """Gives torch the configured number of threads, one per core where it is 0.
+
+    Returns:
+        The number, for the manifest.
+    """
+    threads = config.threads or os.cpu_count() or 1
+    torch.set_num_threads(threads)
+    return threads
+
+
+def environment_factory(config: RunConfig, chat_template: str | None) -> Callable[[], ToolEnv]:
+    """A function that makes the configured environment.
+
+    Args:
+        config: `env` is read.
+        chat_template: What `format = "auto"` is told from; None for a model made from nothing.
+
+    Raises:
+        RegistryError: If there is no such environment.
+        ConfigError: If a setting cannot be used, or the format cannot be told.
+    """
+    name = config.env.format
+    if name == "auto":
+        name = TINY_FORMAT if config.model.tiny is not None else format_of_template(chat_template)
+    return functools.partial(
+        make_env,
+        config.env.id,
+        format=name,
+        settings=config.env.settings,
+        reward=config.env.reward,
+        max_turns=config.env.max_turns,
+    )
+
+
+def build_parts(config: RunConfig, source: str | Path) -> Parts:
+    """Loads the model and everything around it.
+
+    Args:
+        config: The run's.
+        source: A Hugging Face folder, hub id or packaged name.
+
+    Raises:
+        MissingError: If weights or packages are missing.
+        TemplateError: If the chat template cannot be trained on.
+        ConfigError: If an environment setting cannot be used.
+    """
+    loaded, tokenizer = load_model_and_tokenizer(str(source), config.model.device, config.model.dtype)
+    codec = Codec(tokenizer, eos_ids=loaded.generation_config.eos_token_id)
+    make = environment_factory(config, tokenizer.chat_template)
+    make().close()
+    model = ActorCritic(loaded, config.model, logit_chunk=config.ppo.logit_chunk, seed=config.seed)
+    policy = HFPolicy(model.policy, codec, kv_cache_mib=config.rollout.kv_cache_mib, seed=config.seed)
+    return Parts(make, tokenizer, codec, model, policy)
+
+
+def collect_demonstrations(
+    config: RunConfig,
+    make: Callable[[], ToolEnv],
+    codec: Codec | None,
+    requests: Sequence[EpisodeRequest],
+    on_episode: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Episodes of the configured demonstrator.
+
+    Args:
+        config: `sft.demonstrator` is read; the environment's expert without an `sft` section.
+        make: Makes an environment.
+        codec: Fills in the tokens; without it the episodes hold text alone.
+        requests: What to demonstrate.
+        on_episode: Called as each episode ends.
+
+    Raises:
+        ConfigError: If the environment has no such demonstrator.
+    """
+    name = config.sft.demonstrator if config.sft is not None else "expert"
+
+    def demonstrator(env: ToolEnv, task: Task) -> MessagePolicy:
+        found: MessagePolicy = getattr(env, name)(task)
+        return found
+
+    env = make()
+    available = {attribute for attribute in dir(env) if attribute.endswith("expert")}
+    env.close()
+    if name not in available:
+        raise ConfigError(f"{env.name} has no demonstrator {name!r}.{did_you_mean(name, available)}")
+
+    collector = Collector(make, demonstrator, codec, config.rollout, config.seed)
+    try:
+        return collector.collect(requests, on_episode=on_episode)
+    finally:
+        collector.close()
