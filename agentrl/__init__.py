@@ -11,11 +11,33 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from agentrl.config import RunConfig
 from agentrl.env import ToolEnv
-from agentrl.errors import ToolError, did_you_mean
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    EvidenceError,
+    TaskError,
+    ToolError,
+    WorkerCallError,
+    WorkerDied,
+    WorkerError,
+    WorkerTimeout,
+    did_you_mean,
+)
 from agentrl.policy import MessagePolicy, ScriptedPolicy
 from agentrl.registry import make_env, register_environments
 from agentrl.reward import (
+    Aggregator,
+    Combined,
+    Component,
+    Episode,
+    Node,
+    Part,
+    RewardTree,
+    Span,
+    TurnView,
+    Weighted,
     clip,
     component,
     evidence,
@@ -30,6 +52,7 @@ from agentrl.reward import (
 )
 from agentrl.tools import tool
 from agentrl.types import (
+    JSON,
     EndReason,
     Message,
     Reply,
@@ -38,33 +61,58 @@ from agentrl.types import (
     Task,
     ToolCall,
     ToolResult,
+    ToolSchema,
     Trajectory,
     Unscored,
 )
-from agentrl.worker import Worker
+from agentrl.worker import Worker, WorkerLimits, WorkerPool
 
 if TYPE_CHECKING:
     from agentrl.evaluate import evaluate
     from agentrl.train import train
 
 __all__ = [
+    "JSON",
+    "AgentRLError",
+    "Aggregator",
+    "Combined",
+    "Component",
+    "ConfigError",
     "EndReason",
+    "Episode",
+    "EvidenceError",
     "Message",
     "MessagePolicy",
+    "Node",
+    "Part",
     "Reply",
+    "RewardTree",
+    "RunConfig",
     "Sampling",
     "Score",
     "ScriptedPolicy",
+    "Span",
     "Task",
+    "TaskError",
     "ToolCall",
     "ToolEnv",
     "ToolError",
     "ToolResult",
+    "ToolSchema",
     "Trajectory",
+    "TurnView",
     "Unscored",
+    "Weighted",
     "Worker",
+    "WorkerCallError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerLimits",
+    "WorkerPool",
+    "WorkerTimeout",
     "clip",
     "component",
+    "did_you_mean",
     "evaluate",
     "evidence",
     "gate",

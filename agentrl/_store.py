@@ -75,10 +75,15 @@ class EpisodeFolder:
         lines, partial = self._opened()
         tokens = tokens_of(trajectory)
         extent = Extent(self._n_ids, len(tokens.ids), self._n_logprobs, len(tokens.logprobs))
-        partial.append(tokens.ids.tobytes() + tokens.logprobs.tobytes())
+        try:
+            partial.append(tokens.ids.tobytes() + tokens.logprobs.tobytes())
+            lines.append_record(to_record(trajectory, extent))
+        except BaseException:
+            # The tokens may be there without their line: opening again takes them back.
+            self.close()
+            raise
         self._n_ids += extent.n_ids
         self._n_logprobs += extent.n_logprobs
-        lines.append_record(to_record(trajectory, extent))
 
     def finish(self) -> None:
         """Writes `tokens.safetensors` and closes the folder; it can be opened again by appending.

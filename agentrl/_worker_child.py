@@ -29,6 +29,7 @@ _ERROR_CHARS = 2000
 
 def main() -> None:
     """Splits into the supervisor and the process that works."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the caller's thread may have blocked the signals needed here
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -83,13 +84,17 @@ def _supervise(worker: int, requests: int, signals: tuple[int, int]) -> None:
     poll = select.poll()
     poll.register(requests, 0)  # no events asked for: only the hang-up is reported
     poll.register(signals[0], select.POLLIN)
-    code, stop = None, False
-    while code is None and not stop:
+    codes: dict[int, int] = {}
+    stop = False
+    while worker not in codes and not stop:
         ready = dict(poll.poll())
         stop = requests in ready or (signals[0] in ready and signal.SIGTERM in os.read(signals[0], 64))
-        code = _reap().get(worker)  # also when told to stop: it may have crashed before that
-    _kill_descendants()
-    os._exit(128 - code if code is not None and code < 0 else code or 0)
+        codes |= _reap()
+    if worker not in codes:
+        os.kill(worker, signal.SIGKILL)
+    codes |= _kill_descendants()  # a worker that was already dying keeps the exit code of its own
+    code = codes.get(worker, 0)
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def _reap() -> dict[int, int]:
@@ -111,8 +116,9 @@ def _has_children() -> bool:
     return True
 
 
-def _kill_descendants() -> None:
+def _kill_descendants() -> dict[int, int]:
     """Kills until no child is left: orphans come to the supervisor, so none can hide behind a dead parent."""
+    codes: dict[int, int] = {}
     give_up = time.monotonic() + _KILL_TIMEOUT_S
     while _has_children() and time.monotonic() < give_up:
         for pid in _descendants(os.getpid()):
@@ -121,7 +127,8 @@ def _kill_descendants() -> None:
             except (ProcessLookupError, PermissionError):
                 continue
         time.sleep(0.001)
-        _reap()
+        codes |= _reap()
+    return codes
 
 
 def _descendants(root: int) -> list[int]:

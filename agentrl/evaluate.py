@@ -117,7 +117,7 @@ def evaluate(
     env: str | Callable[[], ToolEnv],
     policy: Any,
     *,
-    split: str = "heldout",
+    split: str | None = None,
     tasks: int = 100,
     samples: int = 1,
     sampling: Sampling | None = None,
@@ -129,7 +129,7 @@ def evaluate(
         env: An environment's name, its class, or a function that makes one.
         policy: A MessagePolicy, a function of (environment, task) that returns one, or a loaded local model
             (HFPolicy).
-        split: One of the environment's splits.
+        split: One of the environment's splits; `default_split` where not given.
         tasks: Tasks, from the split's start; all of a split that has fewer.
         samples: Episodes of each task.
         sampling: How the policy draws; at temperature 1 where not given.
@@ -148,6 +148,7 @@ def evaluate(
     sampling = sampling or Sampling()
     make = functools.partial(make_env, env) if isinstance(env, str) else env
     probe = make()
+    split = split or default_split(probe)
     requests = eval_requests(_tasks(probe, split, tasks), samples, split, options.seed)
     description = _description(probe, split, sampling, options)
     probe.close()
@@ -166,6 +167,11 @@ def evaluate(
         summary = summarise(trajectories)
         folder.write_summary(summary.as_dict())
     return EvalResult(summary, tuple(trajectories))
+
+
+def default_split(env: ToolEnv) -> str:
+    """The split that is measured where none is named: `heldout`, else the environment's first."""
+    return "heldout" if "heldout" in env.splits else env.splits[0]
 
 
 def eval_requests(tasks: Sequence[Task], samples: int, split: str, seed: int) -> list[EpisodeRequest]:
@@ -315,11 +321,11 @@ def _claim(folder: EpisodeFolder, description: dict[str, JSON]) -> None:
 
 
 def _done(folder: EpisodeFolder | None, requests: Sequence[EpisodeRequest]) -> list[Trajectory]:
-    """Episodes that need not be run again: finished without an error, on the very task that is asked for."""
+    """Episodes that need not be run again: neither in error nor cut, and of the very task that is asked for."""
     if folder is None:
         return []
     asked = {request.id: request.task.digest for request in requests}
-    return [t for t in folder.trajectories() if not t.end.is_error and asked.get(t.id) == t.task.digest]
+    return [t for t in folder.trajectories() if t.end.in_metrics and asked.get(t.id) == t.task.digest]
 
 
 def _collect(

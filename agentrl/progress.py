@@ -106,7 +106,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line above the bars."""
-        self.console.print(" ".join(text.split()), markup=False, soft_wrap=True)
+        self.console.print(" ".join(text.split()), markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
         self.bars.start()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -125,6 +126,17 @@ def test_numpy_numbers_in_a_ledger_lose_no_episode(tmp_path: Path) -> None:
     with EpisodeFolder(tmp_path) as folder:
         folder.append(Trajectory("a", made.task, 0, (), (), EndReason.SUBMITTED, {"value": np.float32(0.5)}))
     assert EpisodeFolder(tmp_path).trajectories()[0].ledger == {"value": 0.5}
+
+
+def test_an_episode_that_cannot_be_written_leaves_no_trace(tmp_path: Path) -> None:
+    folder = EpisodeFolder(tmp_path)
+    folder.append(episode("a", 3))
+    with pytest.raises(TypeError, match="expected a JSON-able value"):
+        folder.append(dataclasses.replace(episode("b", 50), ledger={"value": object()}))
+    folder.append(episode("c", 5))
+    assert folder.trajectories() == [episode("a", 3), episode("c", 5)]
+    folder.finish()
+    assert folder.trajectories() == [episode("a", 3), episode("c", 5)]
 
 
 def test_a_line_whose_tokens_were_lost_is_dropped(tmp_path: Path) -> None:

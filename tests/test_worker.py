@@ -77,7 +77,7 @@ def test_any_json_comes_back_as_it_was_sent():
     @settings(max_examples=200, deadline=None)
     @given(json_values)
     def roundtrip(value):
-        assert worker.call(value, 5) == value
+        assert worker.call(value, 30) == value
 
     roundtrip()
     big = "é" * 1_000_000
@@ -88,14 +88,14 @@ def test_any_json_comes_back_as_it_was_sent():
 def test_what_the_function_prints_never_reaches_the_protocol(make):
     worker = make("noisy")
     for k in range(3):
-        assert worker.call(k, 5) == {"read": "", "value": k}
+        assert worker.call(k, 30) == {"read": "", "value": k}
 
 
 def test_the_environment_is_clean_and_no_descriptor_leaks_in(make, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "s3cret")
     readable, writable = os.pipe()
     os.set_inheritable(readable, True)
-    seen = make("surroundings", env={"CHOSEN": "1"}).call(None, 5)
+    seen = make("surroundings", env={"CHOSEN": "1"}).call(None, 30)
     os.close(readable)
     os.close(writable)
     assert set(seen["env"]) - {"LC_CTYPE"} == {"PATH", "LANG", "CHOSEN"}
@@ -106,14 +106,14 @@ def test_the_environment_is_clean_and_no_descriptor_leaks_in(make, monkeypatch):
 def test_the_exceptions_name_and_text_reach_the_caller_and_the_program_lives_on(make):
     worker = Worker("operator:truediv")
     with pytest.raises(WorkerCallError, match=r"^TypeError: truediv expected 2 arguments"):
-        worker.call(1, 5)
+        worker.call(1, 30)
     pid_before = own_children()
     with pytest.raises(WorkerCallError):
-        worker.call(1, 5)
+        worker.call(1, 30)
     assert own_children() == pid_before
     worker.close()
     with pytest.raises(WorkerCallError, match=r"^SystemExit: left"):
-        make("crash").call("raise", 5)
+        make("crash").call("raise", 30)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_target_that_cannot_be_had_is_named(target, message):
     worker = Worker(target)
     for _ in range(2):
         with pytest.raises(WorkerCallError, match=message):
-            worker.call(None, 5)
+            worker.call(None, 30)
     assert own_children() == children
 
 
@@ -141,37 +141,37 @@ def test_a_target_of_the_wrong_form_is_refused_at_once(target):
 
 def test_a_reply_that_is_too_large_or_no_json_is_the_functions_fault(make):
     worker = make("reply_of", WorkerLimits(reply_mib=1))
-    assert len(worker.call(1000, 5)) == 1000
+    assert len(worker.call(1000, 30)) == 1000
     with pytest.raises(WorkerCallError, match="OverflowError: the reply has 2000010 bytes"):
-        worker.call(2_000_000, 5)
-    assert len(worker.call(10, 5)) == 10
+        worker.call(2_000_000, 30)
+    assert len(worker.call(10, 30)) == 10
     with pytest.raises(WorkerCallError, match="TypeError"):
-        make("not_json").call(None, 5)
+        make("not_json").call(None, 30)
     with pytest.raises(WorkerCallError, match="ValueError"):
-        make("not_a_number").call(None, 5)
+        make("not_a_number").call(None, 30)
 
 
 def test_memory_beyond_the_limit_is_refused_and_the_program_lives_on(make):
     worker = make("take_memory", WorkerLimits(memory_mib=64))
-    assert worker.call(16, 5) == 16 << 20
+    assert worker.call(16, 30) == 16 << 20
     with pytest.raises(WorkerCallError, match="MemoryError"):
-        worker.call(256, 5)
-    assert worker.call(16, 5) == 16 << 20
+        worker.call(256, 30)
+    assert worker.call(16, 30) == 16 << 20
 
 
 def test_files_beyond_the_limit_cannot_be_written(make, tmp_path):
     path = tmp_path / "f"
     with pytest.raises(WorkerCallError, match="OSError"):
-        make("write", WorkerLimits(file_mib=0)).call({"path": str(path), "size": 1}, 5)
+        make("write", WorkerLimits(file_mib=0)).call({"path": str(path), "size": 1}, 30)
     assert path.stat().st_size == 0
-    make("write", WorkerLimits(file_mib=1)).call({"path": str(path), "size": 1000}, 5)
+    make("write", WorkerLimits(file_mib=1)).call({"path": str(path), "size": 1000}, 30)
     assert path.stat().st_size == 1000
 
 
 def test_cpu_time_is_bounded_for_each_call(make):
     worker = make("burn", WorkerLimits(cpu_s=0))
     with pytest.raises(WorkerDied, match="SIGXCPU"):
-        worker.call(None, 20)
+        worker.call(None, 120)
 
 
 @pytest.mark.parametrize(("kind", "message"), [("signal", "killed by SIGSEGV"), ("exit", "exit code 7")])
@@ -179,7 +179,7 @@ def test_a_crash_is_told_and_the_next_call_starts_a_new_program(make, kind, mess
     worker = make("crash")
     for _ in range(2):
         with pytest.raises(WorkerDied, match=message):
-            worker.call(kind, 5)
+            worker.call(kind, 30)
 
 
 def test_a_deadline_kills_all_that_the_call_started(make, tmp_path):
@@ -208,7 +208,7 @@ def test_close_may_be_called_again_and_a_closed_worker_says_so(make):
     worker.close()
     worker.close()
     with pytest.raises(WorkerError, match="worker_targets:echo is closed"):
-        worker.call(1, 5)
+        worker.call(1, 30)
 
 
 def test_a_request_that_nobody_reads_meets_the_deadline(make):
@@ -225,10 +225,10 @@ def test_no_process_and_no_descriptor_is_left_after_many_lives(make):
     children, n_fds = own_children(), len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(10):
         worker = Worker("worker_targets:echo")
-        assert worker.call(1, 5) == 1
+        assert worker.call(1, 30) == 1
         worker.close()
     forgotten = Worker("worker_targets:echo")
-    forgotten.call(1, 5)
+    forgotten.call(1, 30)
     del forgotten
     gc.collect()
     assert own_children() == children
@@ -238,13 +238,13 @@ def test_no_process_and_no_descriptor_is_left_after_many_lives(make):
 def test_an_exception_in_the_middle_of_a_call_kills_it(make):
     """Ctrl-C leaves a reply on its way: the program that would send it must be gone before the next call."""
     worker = make("echo")
-    worker.call(1, 5)
+    worker.call(1, 30)
     sleeper = Worker("time:sleep")
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         sleeper.call(30, 60)
-    assert sleeper.call(0, 5) is None
+    assert sleeper.call(0, 30) is None
     sleeper.close()
 
 
@@ -259,9 +259,9 @@ def test_threads_get_their_own_answers(make):
 
 def test_waiting_for_a_worker_does_not_count_towards_the_deadline():
     pool = WorkerPool("time:sleep", 1)
-    pool.call(0, 5)
+    pool.call(0, 30)
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(lambda s: pool.call(s, 0.9), [0.4] * 4)) == [None] * 4
+        assert list(threads.map(lambda s: pool.call(s, 2), [0.7] * 4)) == [None] * 4
     pool.close()
     with pytest.raises(WorkerError, match="at least 1 worker"):
         WorkerPool("time:sleep", 0)
@@ -271,25 +271,25 @@ def test_a_pool_starts_only_what_it_needs():
     children = len(own_children())
     pool = WorkerPool("worker_targets:echo", 4)
     for k in range(20):
-        assert pool.call(k, 5) == k
+        assert pool.call(k, 30) == k
     assert len(own_children()) == children + 1
     pool.close()
 
 
 def test_after_a_fork_each_side_has_programs_of_its_own(make):
     worker, pool = make("echo"), WorkerPool("worker_targets:echo", 2)
-    worker.call(0, 5)
-    pool.call(0, 5)
+    worker.call(0, 30)
+    pool.call(0, 30)
     child = os.fork()
     if child == 0:
-        right = worker.call("child", 5) == "child" and pool.call("child", 5) == "child"
+        right = worker.call("child", 30) == "child" and pool.call("child", 5) == "child"
         worker.close()
         pool.close()
         os._exit(0 if right else 1)
-    assert worker.call("parent", 5) == "parent"
+    assert worker.call("parent", 30) == "parent"
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert worker.call("parent", 5) == "parent"
-    assert pool.call("parent", 5) == "parent"
+    assert worker.call("parent", 30) == "parent"
+    assert pool.call("parent", 30) == "parent"
     pool.close()
 
 
@@ -300,7 +300,7 @@ def test_a_killed_caller_leaves_nothing_behind(tmp_path):
         sys.path.insert(0, {HERE!r})
         from agentrl.worker import Worker
         idle = Worker("os:getpgid")
-        print(idle.call(0, 5), flush=True)
+        print(idle.call(0, 30), flush=True)
         Worker("worker_targets:spawn").call({{"pids": {str(tmp_path / "pids")!r}, "then_sleep": 60}}, 60)
     """)
     caller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -310,12 +310,12 @@ def test_a_killed_caller_leaves_nothing_behind(tmp_path):
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    assert none_left([session, *read_pids(tmp_path / "pids")], within_s=5)
+    assert none_left([session, *read_pids(tmp_path / "pids")], within_s=30)
 
 
 def test_starting_is_cheap_and_imports_nothing_heavy():
     """The program must not pay for agentrl, gymnasium or numpy: only for the target's own imports."""
     worker = Worker("worker_targets:loaded")
-    loaded = set(worker.call(None, 5))
+    loaded = set(worker.call(None, 30))
     worker.close()
     assert not loaded & {"agentrl", "gymnasium", "numpy", "pydantic", "asyncio", "multiprocessing", "site"}

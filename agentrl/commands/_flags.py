@@ -26,16 +26,17 @@ from agentrl.types import JSON
 
 T = TypeVar("T")
 
+_PRECEDENCE = (
+    "Files come first, from left to right, then flags. An absent section ([sft], [model.tiny], [model.lora]) appears"
+    " with a flag that names one of its fields, and one that is there goes with a flag like `--sft none`."
+)
+
 _PLAIN = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `train` and `sft` take besides the config's own fields.
-
-    Files come first, from left to right, then flags. An absent section ([sft], [model.tiny], [model.lora]) appears
-    with a flag that names one of its fields, and one that is there goes with a flag like `--sft none`.
-    """
+    """What `train` and `sft` take besides the config's own fields."""
 
     config: Annotated[tyro.conf.UseAppendAction[tuple[Path, ...]], tyro.conf.arg(aliases=["-c"], metavar="FILE")] = ()
     """A TOML file; may be given several times, later ones win."""
@@ -67,10 +68,11 @@ def parse_run(arguments: Sequence[str], command: str, description: str) -> tuple
     rest = list(arguments)
     for section in _optional_sections(RunConfig):
         rest = _choose_section(tables, section, rest)
+    about = f"{description}\n\n{_PRECEDENCE}"
     default = RunOptions(run=_unchecked(RunConfig, fill(RunConfig, tables)))
     with _registry():
         options = tyro.cli(
-            RunOptions, args=rest, default=default, prog=f"agentrl {command}", description=description, config=_PLAIN
+            RunOptions, args=rest, default=default, prog=f"agentrl {command}", description=about, config=_PLAIN
         )
     where = " + ".join([*map(str, files), "flags"])
     return options, validated(RunConfig, options.run.model_dump(mode="json", warnings=False), where)

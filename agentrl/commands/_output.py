@@ -24,6 +24,13 @@ def show(renderable: RenderableType) -> None:
     console.print(renderable)
 
 
+def quiet_transformers() -> None:
+    """Turns the progress bars of transformers off: ours are the only ones, and logs hold whole lines."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
 def json_table(text: str, flag: str) -> dict[str, JSON]:
     """Reads a flag's JSON object.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.commands._output import quiet_transformers
 from agentrl.config import EnvConfig, RolloutConfig
 from agentrl.configfile import validated
 from agentrl.env import ToolEnv
@@ -70,9 +71,12 @@ def find_subject(wanted: Wanted) -> Subject:
         MissingError: If packages or weights are missing.
     """
     if wanted.model == EXPERT and wanted.base_url is None:
-        return Subject(EXPERT, _factory(_env(wanted), "fenced"), lambda: _expert, RolloutConfig())
+        env = _env(wanted)
+        format_name = "fenced" if env.format == "auto" else env.format
+        return Subject(EXPERT, _factory(env, format_name), lambda: _expert, RolloutConfig())
     if wanted.base_url is not None:
         return _endpoint(wanted, wanted.base_url)
+    quiet_transformers()
     if RunDir.is_run(Path(wanted.model)):
         return _run(wanted)
     return _local(wanted)
@@ -88,20 +92,28 @@ def _env(wanted: Wanted, base: EnvConfig | None = None) -> EnvConfig:
     return validated(EnvConfig, known | dict(wanted.changes), "flags")
 
 
-def _factory(env: EnvConfig, auto: str) -> Callable[[], ToolEnv]:
-    format_name = auto if env.format == "auto" else env.format
+def _factory(env: EnvConfig, format_name: str) -> Callable[[], ToolEnv]:
     return functools.partial(
         make_env, env.id, format=format_name, settings=env.settings, reward=env.reward, max_turns=env.max_turns
     )
 
 
 def _endpoint(wanted: Wanted, base_url: str) -> Subject:
+    env = _env(wanted)
+    format_name = "hermes" if env.format == "auto" else env.format
+
     def load() -> Any:
         from agentrl.rollout.openai import OpenAIPolicy
 
-        return OpenAIPolicy(base_url, wanted.model, api_key_env=wanted.api_key_env, native_tools=wanted.native_tools)
+        return OpenAIPolicy(
+            base_url,
+            wanted.model,
+            api_key_env=wanted.api_key_env,
+            native_tools=wanted.native_tools,
+            format=format_name,
+        )
 
-    return Subject(wanted.model, _factory(_env(wanted), "hermes"), load, RolloutConfig())
+    return Subject(wanted.model, _factory(env, format_name), load, RolloutConfig())
 
 
 def _run(wanted: Wanted) -> Subject:
@@ -138,9 +150,9 @@ def _local(wanted: Wanted) -> Subject:
 
     env = _env(wanted)
     model, tokenizer = load_model_and_tokenizer(wanted.model, "auto", "float32")
-    auto = format_of_template(tokenizer.chat_template) if env.format == "auto" else env.format
+    format_name = format_of_template(tokenizer.chat_template) if env.format == "auto" else env.format
     codec = Codec(tokenizer, eos_ids=model.generation_config.eos_token_id)
-    return Subject(wanted.model, _factory(env, auto), lambda: HFPolicy(model, codec), RolloutConfig())
+    return Subject(wanted.model, _factory(env, format_name), lambda: HFPolicy(model, codec), RolloutConfig())
 
 
 def with_concurrency(rollout: RolloutConfig, concurrency: int | None) -> RolloutConfig:

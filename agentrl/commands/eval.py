@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
     from agentrl.report.terminal import eval_tables
 
     subject = find_subject(_wanted(command))
-    split = command.split or _default_split(subject.make)
+    split = _split(command, subject.make)
     sampling = Sampling(command.temperature, command.max_tokens or subject.rollout.sampling.max_tokens, command.top_p)
     rollout = with_concurrency(subject.rollout, command.concurrency)
     tag = f"{subject.name}-{split}-T{command.temperature:g}"
@@ -156,11 +156,15 @@ def _wanted(command: EvalCommand) -> Any:
     )
 
 
-def _default_split(make: Any) -> str:
+def _split(command: EvalCommand, make: Any) -> str:
+    if command.split is not None:
+        return command.split
+    from agentrl.evaluate import default_split
+
     env = make()
-    splits: tuple[str, ...] = env.splits
+    split = default_split(env)
     env.close()
-    return "heldout" if "heldout" in splits else splits[0]
+    return split
 
 
 def _options(command: EvalCommand, rollout: Any, out: Path | None, name: str, count: Any) -> Any:

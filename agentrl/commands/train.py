@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from agentrl.commands._flags import parse_run
-from agentrl.commands._output import print_json, show
+from agentrl.commands._output import print_json, quiet_transformers, show
 from agentrl.commands._smoke import smoke
 from agentrl.configfile import as_tables
 from agentrl.progress import stderr_console
@@ -27,6 +27,7 @@ def run_command(command: Literal["train", "sft"], description: str, arguments: l
     from agentrl.report.terminal import result_tables
     from agentrl.train import sft, train
 
+    quiet_transformers()
     work = train if command == "train" else sft
     result = work(config, resume=options.resume, console=stderr_console())
     if options.json:

@@ -6,11 +6,11 @@ at any moment leaves the earlier ones untouched; a damaged one is noticed and th
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -148,8 +148,9 @@ def _write_content(draft: Path, write: Callable[[Path], None]) -> None:
     try:
         write(draft)
     except SafetensorError as error:
-        if f"os error {errno.ENOSPC}" in str(error):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        # Its writer is in Rust and tells the system's error number in words only.
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
         raise
 
 

@@ -72,6 +72,8 @@ def result_tables(result: Mapping[str, JSON]) -> RenderableType:
     if result.get("wall_s") is not None:
         memory = f", {result['peak_memory_mib']:.0f} MiB at most" if result.get("peak_memory_mib") else ""
         parts.append(Text(f"{result['wall_s'] / 60:.1f} minutes{memory}"))
+    if result.get("report") is not None:
+        parts.append(Text(f"report: {result['report']}"))
     return Group(*parts)
 
 

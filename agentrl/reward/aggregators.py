@@ -41,8 +41,6 @@ class WeightedSum(Aggregator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if all(is_diagnostic(each.node) for each in self.children):
-            raise RewardError(f"{self.label!r}: it holds diagnostics alone, so there is nothing to sum.")
         for weight, node in ((each.weight, each.node) for each in self.children):
             if not math.isfinite(weight):
                 raise RewardError(f"{self.label!r}: the weight of {node.label!r} must be finite, found {weight}.")
@@ -51,6 +49,8 @@ class WeightedSum(Aggregator):
                     f"{self.label!r}: {node.label!r} is a diagnostic, which is logged and never optimised: leave its"
                     f" weight out (found {weight}), or give it another role."
                 )
+        if all(is_diagnostic(each.node) for each in self.children):
+            raise RewardError(f"{self.label!r}: it holds diagnostics alone, so there is nothing to sum.")
 
     def combine(self, parts: Sequence[Part]) -> Combined:
         """Adds up."""

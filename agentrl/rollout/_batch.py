@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from agentrl.config import RolloutConfig
 from agentrl.errors import TooManyErrors
-from agentrl.rollout._episode import EpisodeRun
+from agentrl.rollout._episode import EpisodeRun, Limits
 from agentrl.rollout._stage import Stage
-from agentrl.rollout.codec import Codec
 from agentrl.types import EndReason, EpisodeRequest, Trajectory
 
 
@@ -26,8 +25,7 @@ class Batch:
         self,
         requests: Sequence[EpisodeRequest],
         config: RolloutConfig,
-        codec: Codec | None,
-        max_context: int | None,
+        limits: Limits,
         stage: Stage,
         on_episode: Callable[[Trajectory], None] | None,
     ) -> None:
@@ -36,8 +34,7 @@ class Batch:
         Args:
             requests: What to run, in the order of ids.
             config: Limits and retries.
-            codec: Makes tokens of messages.
-            max_context: Longest trajectory, tokens.
+            limits: Codec and context.
             stage: Where environments come from.
             on_episode: Called with each episode as it ends.
         """
@@ -46,8 +43,7 @@ class Batch:
         self._n_requests = len(requests)
         self._waiting = deque((request, 0, 0) for request in requests)
         self._config = config
-        self._codec = codec
-        self._max_context = max_context
+        self._limits = limits
         self._stage = stage
         self._on_episode = on_episode
         self._errors: Counter[str] = Counter()
@@ -58,7 +54,7 @@ class Batch:
             return None
         request, attempt, lost = self._waiting.popleft()
         env = self._stage.take_env()
-        return EpisodeRun(request, env, self._codec, self._max_context, attempt=attempt, lost_tokens=lost)
+        return EpisodeRun(request, env, self._limits, self._stage.calling, attempt=attempt, lost_tokens=lost)
 
     def why_end(self, run: EpisodeRun) -> tuple[EndReason, str | None] | None:
         """Whether an episode that waits for a message has to end instead.

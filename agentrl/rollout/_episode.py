@@ -6,7 +6,8 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agentrl.env import ToolEnv
@@ -22,8 +23,23 @@ DID_NOT_FIT = "context_full"
 """Why tokens were dropped: the message was longer than the context had room for, so nobody acted on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the episodes of a collection share.
+
+    Attributes:
+        codec: Makes tokens of messages; None where nobody needs tokens.
+        max_context: Longest trajectory, tokens; None for no limit.
+    """
+
+    codec: Codec | None
+    max_context: int | None
+
+
 class EpisodeRun:
     """An attempt at a request. One thread uses it at a time; `start`, `take` and `finish` call the environment.
+
+    A call that is given up while it hangs must not write into the record when it comes back: `calling` raises then.
 
     Attributes:
         request: What is asked for.
@@ -39,8 +55,8 @@ class EpisodeRun:
         self,
         request: EpisodeRequest,
         env: ToolEnv,
-        codec: Codec | None,
-        max_context: int | None,
+        limits: Limits,
+        calling: Callable[[EpisodeRun], AbstractContextManager[None]],
         *,
         attempt: int = 0,
         lost_tokens: int = 0,
@@ -50,8 +66,8 @@ class EpisodeRun:
         Args:
             request: What is asked for.
             env: An environment that no episode runs in.
-            codec: Makes tokens of messages; None where nobody needs tokens.
-            max_context: Longest trajectory, tokens.
+            limits: Codec and context.
+            calling: Entered around each call of the environment.
             attempt: Counted up by retries.
             lost_tokens: Sampled in earlier attempts.
         """
@@ -61,8 +77,9 @@ class EpisodeRun:
         self.tool_s = 0.0
         self.env = env
         self.env_state: Literal["good", "broken", "hung"] = "good"
-        self._codec = codec
-        self._max_context = max_context
+        self._codec = limits.codec
+        self._max_context = limits.max_context
+        self._calling = calling
         self._opening: tuple[Message, ...] = ()
         self._turns: list[Turn] = []
         self._ids: list[int] = []
@@ -157,17 +174,11 @@ class EpisodeRun:
         try:
             work()
         except Exception:  # noqa: BLE001
-            if not self._was_abandoned():
-                self.give_up("broken", traceback.format_exc())
-
-    def _was_abandoned(self) -> bool:
-        # A call that hung and came back too late: the record is closed.
-        return self.env_state == "hung"
+            self.give_up("broken", traceback.format_exc())
 
     def _start(self) -> None:
-        self.env.reset(seed=self.request.seed, options={"task": self.request.task})
-        if self._was_abandoned():
-            return
+        with self._calling(self):
+            self.env.reset(seed=self.request.seed, options={"task": self.request.task})
         self._opening = self.env.messages
         if self._codec is not None:
             self._prompt = self._codec.opening(self._opening)
@@ -179,14 +190,13 @@ class EpisodeRun:
             self._dropped[DID_NOT_FIT] += len(ids)
             self._finish(EndReason.CONTEXT_FULL)
             return
-        began = time.perf_counter()
-        if reply.finish_reason == "length":
-            reason = EndReason.CONTEXT_FULL if self.room == len(ids) else EndReason.MAX_TOKENS
-            self.env.finish(reason, reply.text)
-        else:
-            self.env.step(reply.text)
-        if self._was_abandoned():
-            return
+        cut = EndReason.CONTEXT_FULL if self.room == len(ids) else EndReason.MAX_TOKENS
+        with self._calling(self):
+            began = time.perf_counter()
+            if reply.finish_reason == "length":
+                self.env.finish(cut, reply.text)
+            else:
+                self.env.step(reply.text)
         record = self.env.last_step
         timings = {"policy": policy_s, "env": time.perf_counter() - began, **record.timings}
         self._turns.append(
@@ -214,9 +224,8 @@ class EpisodeRun:
             self._prompt = self._codec.between(record.new_messages)
 
     def _finish(self, reason: EndReason) -> None:
-        self.env.finish(reason)
-        if self._was_abandoned():
-            return
+        with self._calling(self):
+            self.env.finish(reason)
         record = self.env.last_step
         if self._turns:
             # What the end earns without a message of its own is earned by the last message.

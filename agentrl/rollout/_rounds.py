@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from agentrl.rollout._batch import Batch
 from agentrl.rollout._boundary import policy_failure
 from agentrl.rollout._episode import EpisodeRun
-from agentrl.rollout._stage import Call, Stage
+from agentrl.rollout._stage import Stage
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.requests import BatchPolicy, GenerationRequest
 from agentrl.types import EndReason, Generation, Reply, Sampling
@@ -49,46 +49,39 @@ class Rounds:
             concurrency: Episodes that are under way at once.
             deterministic: Whether each round waits for every environment.
         """
-        calls: list[Call] = []
-        try:
-            while True:
-                while len(calls) < concurrency and (run := self._batch.begin()) is not None:
-                    calls.append(self._stage.submit(run, run.start))
-                if not calls:
-                    return
-                settled = set(self._stage.settle(calls, all_of_them=deterministic, patience_s=_PATIENCE_S))
-                calls = [call for call in calls if call not in settled]
-                runs = sorted((call.run for call in settled), key=lambda run: run.request.id)
-                for run in runs:
-                    if run.end is not None:
-                        self._policy.release(_kept_as(run))
-                        self._batch.end(run)
-                calls += self._go_on([run for run in runs if run.end is None], sampling)
-        except BaseException:
-            self._batch.rescue(call.run for call in calls if call.done.done())
-            raise
+        while True:
+            while self._stage.under_way < concurrency and (run := self._batch.begin()) is not None:
+                self._stage.submit(run, run.start)
+            if not self._stage.under_way:
+                return
+            settled = self._stage.settle(all_of_them=deterministic, patience_s=_PATIENCE_S)
+            runs = sorted(settled, key=lambda run: run.request.id)
+            for run in runs:
+                if run.end is not None:
+                    self._policy.release(_kept_as(run))
+                    self._batch.end(run)
+            self._go_on([run for run in runs if run.end is None], sampling)
 
-    def _go_on(self, runs: Sequence[EpisodeRun], sampling: Sampling) -> list[Call]:
+    def _go_on(self, runs: Sequence[EpisodeRun], sampling: Sampling) -> None:
         """Gives episodes their next message, or their end."""
-        calls: list[Call] = []
         waiting: list[EpisodeRun] = []
         for run in runs:
             if (why := self._batch.why_end(run)) is not None:
-                calls.append(self._stage.submit(run, functools.partial(run.finish, *why)))
+                self._stage.submit(run, functools.partial(run.finish, *why))
             else:
                 waiting.append(run)
         if not waiting:
-            return calls
+            return
         began = time.perf_counter()
         generations, error = self._generate([self._request(run, sampling) for run in waiting])
         took_s = time.perf_counter() - began
         if error is not None:
-            finish = (functools.partial(run.finish, EndReason.POLICY_ERROR, error) for run in waiting)
-            return calls + [self._stage.submit(run, work) for run, work in zip(waiting, finish, strict=True)]
+            for run in waiting:
+                self._stage.submit(run, functools.partial(run.finish, EndReason.POLICY_ERROR, error))
+            return
         for run, generation in zip(waiting, generations, strict=True):
             reply = Reply(self._codec.decode(generation.token_ids), generation.finish_reason, generation)
-            calls.append(self._stage.submit(run, functools.partial(run.take, reply, took_s)))
-        return calls
+            self._stage.submit(run, functools.partial(run.take, reply, took_s))
 
     def _generate(self, requests: list[GenerationRequest]) -> tuple[list[Generation], str | None]:
         """The boundary to the policy: what it raises ends the episodes that it was to answer, and no others."""

@@ -19,6 +19,7 @@ from jinja2 import TemplateError as JinjaError
 
 from agentrl.errors import TemplateError
 from agentrl.rollout import _probe
+from agentrl.rollout.messages import as_users
 from agentrl.types import Message
 
 ToolRole = Literal["auto", "tool", "user"]
@@ -157,18 +158,7 @@ class Codec:
             ) from error
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
-        # Many templates without a tool role also demand that user and assistant take turns: neighbours become one.
-        if self.tool_role == "tool":
-            return list(messages)
-        shown: list[Message] = []
-        for message in messages:
-            if message.role not in ("tool", "user"):
-                shown.append(message)
-            elif shown and shown[-1].role == "user":
-                shown[-1] = Message("user", f"{shown[-1].content}\n{message.content}")
-            else:
-                shown.append(Message("user", message.content))
-        return shown
+        return list(messages) if self.tool_role == "tool" else as_users(messages)
 
     def _assemble(self, messages: Sequence[Message], *, after_assistant: bool) -> list[int]:
         shown = self._shown(messages)

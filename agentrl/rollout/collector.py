@@ -16,7 +16,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import UsageError
 from agentrl.policy import MessagePolicy
 from agentrl.rollout._batch import Batch
-from agentrl.rollout._episode import EpisodeRun
+from agentrl.rollout._episode import EpisodeRun, Limits
 from agentrl.rollout._rounds import Rounds
 from agentrl.rollout._stage import Stage
 from agentrl.rollout._threads import Threads
@@ -63,7 +63,10 @@ class Collector:
         self._is_local = hasattr(policy, "generate_batch")
         if self._is_local and codec is None:
             raise UsageError("a local model needs its codec: give Collector the Codec that the policy was made with.")
-        self._stage = Stage(make_env, config.threads, config.episode_timeout_s)
+        # A local model answers everybody at once, so that nothing but environments runs in the threads.
+        n_threads = config.threads if self._is_local else config.concurrency
+        timeout_s = config.episode_timeout_s
+        self._stage = Stage(make_env, threads=n_threads, calls=config.threads, timeout_s=timeout_s)
         self._batch: Batch | None = None
 
     def __enter__(self) -> Self:
@@ -100,11 +103,13 @@ class Collector:
         twice = [request.id for request, before in zip(ordered[1:], ordered, strict=False) if request.id == before.id]
         if twice:
             raise UsageError(f"expected one request for each id, found {twice[0]!r} more than once.")
-        batch = Batch(ordered, self._config, self._codec, self._max_context(), self._stage, on_episode)
+        limits = Limits(self._codec, self._max_context())
+        batch = Batch(ordered, self._config, limits, self._stage, on_episode)
         self._batch = batch
         try:
             self._run(batch, sampling or self._config.sampling)
         except BaseException:
+            batch.rescue(self._stage.leftovers())
             self.close()
             raise
         return sorted(batch.finished, key=lambda trajectory: trajectory.id)

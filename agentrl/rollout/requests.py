@@ -10,7 +10,12 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.errors import PolicyError
 from agentrl.types import Generation, Sampling
+
+
+class ContextFullError(PolicyError):
+    """The conversation is longer than the model's context: the episode ends as CONTEXT_FULL, which is no error."""
 
 
 @dataclass(frozen=True, slots=True)

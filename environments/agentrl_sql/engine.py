@@ -12,21 +12,21 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentrl.errors import EvidenceError, WorkerDied, WorkerTimeout
-from agentrl.types import JSON
-from agentrl.worker import WorkerLimits, WorkerPool
+from agentrl import JSON, EvidenceError, WorkerDied, WorkerLimits, WorkerPool
 from agentrl_sql.domains import DOMAINS
 from agentrl_sql.generate import make_database
-from agentrl_sql.guard import Failure, Row
+from agentrl_sql.guard import MAX_SQL_CHARS, Failure, Row
 from agentrl_sql.judge import decode_rows
 
-DEADLINE_S = 12.0
-"""Wall time of one request, seconds: the last resort. Queries are stopped by their steps, then by CPU time."""
+DEADLINE_S = 60.0
+"""Wall time of one request, seconds. A query is stopped by its steps, then by CPU time, and both are its own fault; one
+that reaches this has hardly been run at all, which is the machine's."""
 
-_LIMITS = WorkerLimits(memory_mib=512, cpu_s=3, file_mib=0, reply_mib=4)
+_LIMITS = WorkerLimits(memory_mib=512, cpu_s=2, file_mib=0, reply_mib=4)
 _MAX_WORKERS = 4
 _KEPT_FILES = 1024
 _FOLDER = "agentrl-sql-"
@@ -100,8 +100,11 @@ class Engine:
             key: The database.
             sql: The query; anything at all.
             shown: Most rows to return.
+
+        Raises:
+            WorkerTimeout: If the machine is too busy to run it.
         """
-        request = {"op": "query", "path": self._path(key), "sql": sql, "tables": _tables(key), "shown": shown}
+        request = {"op": "query", "path": self._path(key), "sql": _cut(sql), "tables": _tables(key), "shown": shown}
         reply = self._call(request)
         if reply is None:
             return QueryResult(failure=_TOO_EXPENSIVE)
@@ -126,6 +129,7 @@ class Engine:
 
         Raises:
             EvidenceError: If the gold itself does not hold, so that nothing can be said.
+            WorkerTimeout: If the machine is too busy to run it.
         """
         request = {
             "op": "judge",
@@ -134,7 +138,7 @@ class Engine:
             "gold": gold,
             "ordered": ordered,
         }
-        reply = self._call({**request, "sql": predicted})
+        reply = self._call({**request, "sql": _cut(predicted)})
         if reply is None:
             # Whose fault was it? The gold is judged against itself: where that holds, it was the prediction's.
             reply = self._call({**request, "sql": gold})
@@ -155,11 +159,11 @@ class Engine:
             self._folder.remove()
 
     def _call(self, request: JSON) -> dict[str, Any] | None:
-        """The worker's reply; None where the query was the end of it, though the worker itself is well."""
+        """The worker's reply; None where the query was the end of it (CPU time, memory)."""
         try:
             reply: dict[str, Any] = self._pool.call(request, DEADLINE_S)
-        except (WorkerTimeout, WorkerDied):
-            # If not even this can be answered, it is the machine's fault, and raises.
+        except WorkerDied:
+            # A query was the end of the worker, unless it cannot do anything at all: then this raises.
             self._pool.call({**request, "op": "query", "path": "", "sql": "", "shown": 0}, DEADLINE_S)
             return None
         return reply
@@ -174,6 +178,11 @@ class Engine:
             while len(self._files) > _KEPT_FILES:
                 self._files.popitem(last=False)[1].unlink(missing_ok=True)
             return str(path)
+
+
+def _cut(sql: str) -> str:
+    # The guard refuses what is longer; all of it need not be sent for that.
+    return sql[: MAX_SQL_CHARS + 1]
 
 
 def _tables(key: DatabaseKey) -> list[str]:
@@ -249,7 +258,6 @@ class _Shared:
         self.lock = threading.Lock()
         self.engine: Engine | None = None
         self.users: weakref.WeakSet[object] = weakref.WeakSet()
-        self.survives_forks = False
 
     def start_afresh(self) -> None:
         # The engine that a forked child inherited is its parent's, and so may be a held lock.
@@ -258,6 +266,11 @@ class _Shared:
 
 
 _shared = _Shared()
+
+
+@cache
+def _hook_forks() -> None:
+    os.register_at_fork(after_in_child=_shared.start_afresh)
 
 
 def shared_engine(user: object) -> Engine:
@@ -269,9 +282,7 @@ def shared_engine(user: object) -> Engine:
     with _shared.lock:
         if _shared.engine is None:
             _shared.engine = Engine()
-            if not _shared.survives_forks:
-                os.register_at_fork(after_in_child=_shared.start_afresh)
-                _shared.survives_forks = True
+            _hook_forks()
         _shared.users.add(user)
         return _shared.engine
 

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from agentrl_rewards.sql import ResultSets
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentrl import MessagePolicy, Task, ToolEnv, ToolError, evidence, tool
-from agentrl.errors import did_you_mean
+from agentrl import MessagePolicy, Task, ToolEnv, ToolError, did_you_mean, evidence, tool
+from agentrl_rewards.sql import ResultSets
 from agentrl_sql import policies
 from agentrl_sql.compare import RULES_VERSION
 from agentrl_sql.domains import DOMAINS
-from agentrl_sql.engine import DatabaseKey, Engine, QueryResult, leave_engine, shared_engine
+from agentrl_sql.engine import DEADLINE_S, DatabaseKey, Engine, QueryResult, leave_engine, shared_engine
 from agentrl_sql.guard import Cell
 from agentrl_sql.schema import Schema, Table
 from agentrl_sql.tasks import ENV, SPLITS, SqlTasks, task_of
@@ -42,7 +41,7 @@ class SqlSettings(BaseModel):
     rows_shown: int = Field(10, ge=1, le=100)
     """Most rows of a result that the agent sees."""
     sloppy_rate: float = Field(0.3, ge=0, le=1)
-    """Share of tasks in which `sloppy_expert` answers with a wrong query."""
+    """Share of tasks in which `sloppy_expert` asks for a wrong aggregate or column, of those where one is at hand."""
 
 
 class SqlEnv(ToolEnv):
@@ -92,7 +91,7 @@ class SqlEnv(ToolEnv):
 
     # -- tools --------------------------------------------------------------------------------------------------------
 
-    @tool(deadline_s=20)
+    @tool(deadline_s=DEADLINE_S)
     def run_sql(self, query: str) -> str:
         """Runs a SELECT query and shows its first rows."""
         self._n_queries += 1
@@ -101,7 +100,7 @@ class SqlEnv(ToolEnv):
             return _as_text(result)
         if result.failure.reason in _REFUSALS:
             self._refused += (result.failure.text,)
-        raise ToolError(result.failure.text + self._hint(result.failure.text))
+        raise ToolError(f"{result.failure.text}.{self._hint(result.failure.text)}")
 
     @tool(ends=True)
     def submit(self, query: str) -> None:
@@ -125,7 +124,7 @@ class SqlEnv(ToolEnv):
 
     # -- evidence -----------------------------------------------------------------------------------------------------
 
-    @evidence(deadline_s=30)
+    @evidence(deadline_s=2 * DEADLINE_S)
     def result_sets(self) -> ResultSets:
         """Runs the submitted query and the gold on all databases, and compares."""
         if self._submitted is None:
@@ -149,7 +148,7 @@ class SqlEnv(ToolEnv):
         return policies.expert(self, task)
 
     def sloppy_expert(self, task: Task) -> MessagePolicy:
-        """As the expert, but in a share of tasks, `sloppy_rate`, with a plausible wrong query instead of the gold."""
+        """As the expert, but in a share of tasks, `sloppy_rate`, it asks for a wrong aggregate or column."""
         return policies.sloppy_expert(self, task)
 
     def honest(self, task: Task) -> dict[str, MessagePolicy]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from agentrl.errors import TaskError, did_you_mean
+from agentrl import TaskError, did_you_mean
 from agentrl_sql.domains import DOMAINS
 from agentrl_sql.domains.spec import Field, TableSpec
 from agentrl_sql.draws import Draws

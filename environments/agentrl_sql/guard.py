@@ -29,11 +29,14 @@ Row = tuple[Cell, ...]
 NOW = "2025-01-01 00:00:00"
 """What `now` is to every query: the gold of a task and an answer to it must see one clock, today and next year."""
 
+MAX_SQL_CHARS = 10_000
+"""Longest query."""
+
 _STEPS_A_TICK = 100
 _HEAP_BYTES = 64 << 20
 _LIMITS = (
     (sqlite3.SQLITE_LIMIT_LENGTH, 50_000),
-    (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 10_000),
+    (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 4 * MAX_SQL_CHARS),
     (sqlite3.SQLITE_LIMIT_COLUMN, 100),
     (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100),
     (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 50),
@@ -45,17 +48,19 @@ _LIMITS = (
     (sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH, 0),
     (sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0),
 )
-_PURE_FUNCTIONS = """
+_PURE = """
     -> ->> abs acos acosh asin asinh atan atan2 atanh avg ceil ceiling char coalesce concat concat_ws cos cosh count
     cume_dist current_date current_time current_timestamp date datetime degrees dense_rank exp first_value floor glob
     group_concat hex if ifnull iif instr json json_array json_array_length json_extract json_group_array
     json_group_object json_insert json_object json_patch json_quote json_remove json_replace json_set json_type
     json_valid julianday lag last_value lead length like likelihood likely ln log log10 log2 lower ltrim max min mod
     nth_value ntile nullif octet_length percent_rank pi pow power quote radians rank replace round row_number
-    rtrim sign sin sinh sqrt strftime string_agg substr substring sum tan tanh time timediff total trim trunc typeof
+    rtrim sign sin sinh sqrt strftime string_agg substr substring sum tan tanh time total trim trunc typeof
     unhex unicode unixepoch unlikely upper
 """
-_FUNCTIONS = frozenset(_PURE_FUNCTIONS.split())
+PURE_FUNCTIONS = frozenset(_PURE.split())
+"""The functions that a query may call: they depend on their arguments alone, and one call is quick."""
+
 _CLOCKS = {"current_date": "date", "current_time": "time", "current_timestamp": "datetime"}
 _DATE_FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch")
 _FIRST_WORD = re.compile(r"(?>\s|--[^\n]*+(?:\n|\Z)|/\*(?s:.*?)\*/)*+(\w+)")
@@ -139,6 +144,8 @@ def run(
     Returns:
         The result, or why there is none. No text raises.
     """
+    if len(sql) > MAX_SQL_CHARS:
+        return Failure("error", "too_large", f"the query is longer than {MAX_SQL_CHARS} characters")
     sql = sql.strip().rstrip("; \t\r\n")
     first = _FIRST_WORD.match(sql)
     word = first[1].upper() if first else ""
@@ -188,7 +195,7 @@ class _Watch:
             if inner is not None:
                 self._views.add(inner.lower())
             return sqlite3.SQLITE_OK
-        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FUNCTIONS:
+        if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in PURE_FUNCTIONS:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_READ and self._may_read((first or "").lower(), second, database):
             return sqlite3.SQLITE_OK

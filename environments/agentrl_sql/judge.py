@@ -1,8 +1,8 @@
 """What the SQL worker answers: runs a query, or judges one against the gold on several databases at once.
 
 The judge: a prediction is right if its result is the gold's on every database, and on at least one of them there is
-something to be right about. It must read a table. Where the gold orders, the prediction must also hold when SQLite
-scans tables backwards: an order that nobody asked for is an accident.
+something to be right about. It must read a table. It must also hold when SQLite scans tables backwards: an order or a
+choice of rows that the query does not ask for is an accident.
 """
 
 from __future__ import annotations
@@ -83,10 +83,11 @@ def _verdict(path: str, gold: Result, case: Case) -> Verdict:
         return verdict
     if not result.tables:
         return Verdict("mismatch", "reads_no_table")
-    if case.ordered:
-        backwards = run(path, case.predicted, case.tables, case.limits, reverse_scans=True)
-        if isinstance(backwards, Failure) or same_result(gold, backwards, ordered=True).code == "mismatch":
-            return Verdict("mismatch", "accidental_order")
+    backwards = run(path, case.predicted, case.tables, case.limits, reverse_scans=True)
+    if isinstance(backwards, Failure):
+        return Verdict(backwards.kind, backwards.reason)
+    if same_result(gold, backwards, ordered=case.ordered).code == "mismatch":
+        return Verdict("mismatch", "accidental_order")
     return verdict
 
 

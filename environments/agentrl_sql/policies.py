@@ -18,7 +18,6 @@ from agentrl_sql.tasks import SqlTasks
 if TYPE_CHECKING:
     from agentrl_sql.env import SqlEnv
 
-
 _LONG = 20_000
 _TASKS_LOOKED_AT = 12
 
@@ -30,11 +29,13 @@ def expert(env: SqlEnv, task: Task) -> MessagePolicy:
 
 
 def sloppy_expert(env: SqlEnv, task: Task) -> MessagePolicy:
-    """As the expert; in a share of tasks it takes a wrong aggregate, column or value for right. Fixed for each task."""
+    """As the expert; in a share of tasks it asks for a wrong aggregate or column of the right rows, always the same."""
     draws = Draws("sloppy", task.digest)
     sql = task.data["gold_sql"]
-    if task.data["wrong_sql"] and draws.chance(env.settings.sloppy_rate):
-        sql = draws.pick(task.data["wrong_sql"])
+    rows = sql.partition(" FROM ")[2]
+    mistakes = [wrong for wrong in task.data["wrong_sql"] if wrong.partition(" FROM ")[2] == rows]
+    if mistakes and draws.chance(env.settings.sloppy_rate):
+        sql = draws.pick(mistakes)
     return _script(env, *_explored(env, task), [_run(sql)], [_submit(sql)])
 
 

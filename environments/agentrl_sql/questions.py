@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from agentrl.errors import TaskError, did_you_mean
+from agentrl import TaskError, did_you_mean
 from agentrl_sql import questions_groups, questions_joins, questions_nested, questions_sets, questions_single
 from agentrl_sql.draws import Draws
 from agentrl_sql.questions_parts import Builder, Scene, Unfit

@@ -10,7 +10,7 @@ from agentrl_sql.draws import Draws
 from agentrl_sql.schema import NUMERIC, Cell, Column, Database, Role, Table, literal
 
 
-class Unfit(Exception):  # noqa: N818
+class Unfit(Exception):
     """The tables or values at hand have nothing for this kind of question: another draw is made."""
 
 
@@ -92,6 +92,15 @@ def select(what: str, source: str, where: str = "", tail: str = "") -> str:
     """A SELECT in the one style of all golds: upper-case keywords, single spaces, no semicolon."""
     parts = ("SELECT", what, "FROM", source, where and f"WHERE {where}", tail)
     return " ".join(part for part in parts if part)
+
+
+def round_ones(values: list[Cell]) -> list[Cell]:
+    """The roundest of some numbers, at least two of them: what a person would ask about; anything else as it is."""
+    for step in (100, 50, 10, 5, 1):
+        found: list[Cell] = [value for value in values if isinstance(value, int | float) and value % step == 0]
+        if len(found) >= 2:
+            return found
+    return values
 
 
 def listing(names: Sequence[str]) -> str:
@@ -250,8 +259,7 @@ class Scene:
         """A condition on this column: equality for words, a comparison for numbers and days."""
         if column.role == "word":
             return self._word_clause(table, column, prefix)
-        inner = self.distinct(table, column, 4)[1:-1]
-        value = self.draws.pick(inner)
+        value = self.draws.pick(round_ones(self.distinct(table, column, 4)[1:-1]))
         at = self.draws.pick((">", ">", "<", "<", ">=", "<="))
         is_year = column.role == "ordinal" and isinstance(value, int) and value >= 1000
         forms = _DAY_WORDS if column.role == "day" else _YEAR_WORDS if is_year else _COMPARISON_WORDS

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl_sql.questions_parts import (
-    OTHER_AGGREGATES,
-    Builder,
-    Clause,
-    Draft,
-    Scene,
-    listing,
-    select,
-)
+from agentrl_sql.questions_parts import OTHER_AGGREGATES, Builder, Clause, Draft, Scene, listing, round_ones, select
 from agentrl_sql.schema import NUMERIC, Column, Table, literal
 
 _COUNT = (
@@ -132,9 +124,8 @@ def _list_of(scene: Scene, table: Table, clause: Clause) -> Draft:
     text = scene.say(*_LIST, columns=columns, noun=table.noun, plural=table.plural, where=scene.where(clause))
     what = ", ".join(column.name for column in shown)
     wrong = [select(what, table.name, condition) for condition in clause.wrong]
-    if other := scene.column_or_none(
-        table, "word", *NUMERIC, without=[clause.column, *(column.name for column in shown)]
-    ):
+    used = [clause.column, *(column.name for column in shown)]
+    if other := scene.column_or_none(table, "word", *NUMERIC, without=used):
         instead = ", ".join([*(column.name for column in shown[:-1]), other.name])
         wrong.insert(0, select(instead, table.name, clause.sql))
     wrong.append(select(what, table.name))
@@ -250,9 +241,9 @@ def _null(scene: Scene) -> Draft:
 def _between(scene: Scene) -> Draft:
     table = scene.table()
     column = scene.column(table, *NUMERIC)
-    values = scene.distinct(table, column, 6)
-    at = scene.draws.between(1, len(values) - 4)
-    low, high = literal(values[at]), literal(values[scene.draws.between(at + 2, len(values) - 2)])
+    values = round_ones(scene.distinct(table, column, 4))
+    at = scene.draws.below(len(values) - 1)
+    low, high = literal(values[at]), literal(values[scene.draws.between(at + 1, len(values) - 1)])
     name = column.name
     wrong = (f"{name} > {low} AND {name} < {high}", f"{name} NOT BETWEEN {low} AND {high}")
     text = f"{column.words} {column.verb} between {low} and {high} inclusive"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from agentrl.errors import TaskError, did_you_mean
+from agentrl import TaskError, did_you_mean
 
 Cell = str | int | float | None
 Row = tuple[Cell, ...]

@@ -6,8 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import overload
 
-from agentrl.errors import ConfigError, TaskError, did_you_mean
-from agentrl.types import Task
+from agentrl import ConfigError, Task, TaskError, did_you_mean
 from agentrl_sql.domains import DOMAINS, HELDOUT_DOMAINS, TRAIN_DOMAINS
 from agentrl_sql.draws import Draws, number_of
 from agentrl_sql.generate import make_database
@@ -27,7 +26,12 @@ FINITE = 1000
 ENDLESS = 2**31 - 1
 """The length that `train` claims."""
 
-FROZEN: Mapping[str, str] = {}
+FROZEN: Mapping[str, str] = {
+    "train": "b51a4ad35ee110183d4ec8b5ee2f1d0fe5fff71140d51e723fd623fbac1378f9",
+    "dev": "e10e9a0dd7862cfe4dc301ae90b96da310a9b369023cb7f40104b6512053f37c",
+    "heldout": "f4a4b5cf8b9e5e07bf522b78bd1eb0cf0147365d113c37aa84624739dee03345",
+    "heldout_domains": "b4ee2e7d3c575618e4f271b87f21352ea53e79ac031663440713b6af42147527",
+}
 """`split_digest` of the first 200 tasks of each split. A change of anything that tasks are made of shows here."""
 
 _QUESTIONS_PER_WORLD = 4

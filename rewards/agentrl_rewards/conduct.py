@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from agentrl import Score, component, require_some
-from agentrl.reward import Episode
+from agentrl import Episode, Score, component, require_some
 
 
 @component(name="conduct/malformed")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl import Score, component, require_some
-from agentrl.reward import Episode
+from agentrl import Episode, Score, component, require_some
 
 _RIGHT = ("match", "match_vacuous")
 _DID_NOT_RUN = ("error", "rejected")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,20 +76,19 @@ def make_trajectory(
 
 
 def relabel(model: ActorCritic, trajectories: Sequence[Trajectory], temperature: float = 1.0) -> list[Trajectory]:
-    """The trajectories with the logprobs that an exact engine would have reported, one by one."""
-    from dataclasses import replace
-
-    labelled = []
-    for trajectory in trajectories:
-        micro = micro_of([trajectory])
+    """The trajectories with the logprobs that an exact engine would have reported."""
+    good = [trajectory for trajectory in trajectories if trajectory.end.in_loss]
+    logprob_N = torch.zeros(sum(trajectory.n_sampled for trajectory in good), dtype=torch.float64)
+    for micro in micros_of(good, 1000):
         with torch.no_grad():
-            logprobs = iter(model.policy_logprobs(micro, temperature).logprob_N.tolist())
-        turns = tuple(
-            replace(turn, logprobs=tuple(min(0.0, next(logprobs)) for _ in turn.sampled_ids))
-            for turn in trajectory.turns
-        )
-        labelled.append(replace(trajectory, turns=turns))
-    return labelled
+            logprob_N[micro.index_N] = model.policy_logprobs(micro, temperature).logprob_N.double().clamp(max=0.0)
+    logprobs = iter(logprob_N.tolist())
+    return [with_logprobs(t, logprobs) if t.end.in_loss else t for t in trajectories]
+
+
+def with_logprobs(trajectory: Trajectory, logprobs: Iterator[float]) -> Trajectory:
+    turns = (replace(turn, logprobs=tuple(next(logprobs) for _ in turn.sampled_ids)) for turn in trajectory.turns)
+    return replace(trajectory, turns=tuple(turns))
 
 
 def micros_of(trajectories: Sequence[Trajectory], budget: int = 10**6) -> list[MicroBatch]:
@@ -133,7 +133,7 @@ def kit() -> type[Kit]:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Callable[[], None]:
+def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

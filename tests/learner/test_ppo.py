@@ -210,7 +210,7 @@ def test_a_single_token_trains_and_keeps_every_figure_finite_or_undefined(kit, l
 
 def test_equal_rewards_teach_the_policy_nothing(kit):
     batch = [kit.trajectory([(3, n, 1.0)], seed=n) for n in (1, 5, 20)]
-    model, (metrics,), _ = run(kit, [batch], ppo={"epochs": 1, "minibatches": 1})
+    _, (metrics,), _ = run(kit, [batch], ppo={"epochs": 1, "minibatches": 1})
     assert math.isnan(metrics["critic/explained_variance"])
     assert metrics["ppo/grad_norm"] < 1e-9
     assert metrics["ppo/advantage_std"] < 1e-9
@@ -243,7 +243,7 @@ def test_damaged_weights_stop_the_run_before_any_step(kit):
     model.set_value_bias(math.inf)
     learner = PPOLearner(model, config)
     learner.load_state_dict(learner.state_dict() | {"bias_is_set": True})
-    with pytest.raises(InvariantError, match="critic's values.*not finite.*last good checkpoint"):
+    with pytest.raises(InvariantError, match=r"critic's values.*not finite.*last good checkpoint"):
         learner.update(batch)
 
 
@@ -255,8 +255,8 @@ def test_a_kl_penalty_needs_a_reference(kit):
 
 def test_the_kl_penalty_pulls_back_to_the_reference(kit):
     """No reward but the penalty: after some updates the policy is nearer to the reference again."""
-    ppo = {"epochs": 2, "minibatches": 1, "target_kl": None, "policy": {"lr": 3e-3}, "loss": {"kl_coef": 1.0}}
-    config = kit.config(ppo=ppo)
+    ppo = {"minibatches": 1, "target_kl": None, "policy": {"lr": 5e-3}, "loss": {"kl_coef": 1.0}}
+    config = kit.config(ppo=ppo | {"advantage": {"whiten": "none"}})
     model = kit.actor_critic(config, reference=True, dtype=torch.float32)
     with torch.no_grad():
         for weight in model.policy_parameters():
@@ -264,10 +264,10 @@ def test_the_kl_penalty_pulls_back_to_the_reference(kit):
     learner = PPOLearner(model, config)
     generator = torch.Generator().manual_seed(0)
     found = []
-    for i in range(12):
-        batch = [kit.trajectory([(3, 1, 0.0)], seed=100 * i + j) for j in range(64)]
+    for _ in range(16):
+        batch = [kit.trajectory([(3, 1, 0.0)], seed=j % 8) for j in range(128)]
         found.append(learner.update(sampled(kit, model, batch, generator))["ppo/kl_ref"])
-    assert sum(found[-3:]) < 0.6 * sum(found[:3])
+    assert sum(found[-4:]) < 0.5 * sum(found[:4])
 
 
 def sampled(kit, model, batch, generator):

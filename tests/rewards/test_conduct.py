@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from agentrl_rewards.conduct import Length, length, malformed, turns
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl import Task
 from agentrl.episode import LiveEpisode
 from agentrl.reward import RewardTree, TurnView
+from agentrl_rewards.conduct import Length, length, malformed, turns
 
 
 def episode(*taken: TurnView, max_turns: int = 5) -> LiveEpisode:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from agentrl_rewards.sql import ResultSets, correct, executes, needless_calls, reads_allowed
 
 from agentrl import Task, ToolCall
 from agentrl.episode import LiveEpisode
 from agentrl.errors import EvidenceError
 from agentrl.reward import RewardTree, TurnView, clip, evidence, gate, leaf, product
 from agentrl.reward.evidence import evidence_of, from_json, to_json
+from agentrl_rewards.sql import ResultSets, correct, executes, needless_calls, reads_allowed
 
 MATCH, VACUOUS = ("match", "ok"), ("match_vacuous", "both_empty")
 RIGHT = ResultSets("SELECT 1", (MATCH, VACUOUS, MATCH), 3, 2, (), 1)

@@ -240,7 +240,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_leave_nothing_behind():
     policy = HFPolicy(model, CODEC)
     with torch.no_grad():
         model.model.norm.weight[0] = float("nan")
-    with pytest.raises(InvariantError, match="not finite.*lower learning rate"):
+    with pytest.raises(InvariantError, match=r"not finite.*lower learning rate"):
         ask(policy, prompts_of(3), SAMPLED)
     assert {slot.episode for slot in policy._slab.slots} == {None}
 
@@ -249,7 +249,7 @@ def test_a_prompt_without_room_is_a_policy_error():
     policy = HFPolicy(double_llama(max_position_embeddings=64), CODEC)
     assert policy.max_context == 64
     assert len(ask(policy, [[1] * 62], Sampling(max_tokens=99, temperature=0.0))[0].token_ids) <= 2
-    with pytest.raises(PolicyError, match="64 tokens cannot be continued.*1 to 63.*rollout.max_context"):
+    with pytest.raises(PolicyError, match=r"64 tokens cannot be continued.*1 to 63.*rollout.max_context"):
         ask(policy, [[1] * 64], SAMPLED)
 
 
@@ -267,8 +267,8 @@ def test_models_that_are_not_plain_decoders_are_refused():
 
     settings = {"vocab_size": N_VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "eos_token_id": END}
-    with pytest.raises(ConfigError, match="softcap|plain decoder"):
+    with pytest.raises(ConfigError, match=r"softcap|plain decoder"):
         HFPolicy(Gemma2ForCausalLM(Gemma2Config(**settings, **heads, initializer_range=0.5)), CODEC)
     linear = {"layer_types": ["linear_attention"], "num_experts": 2, "num_experts_per_tok": 1}
-    with pytest.raises(ConfigError, match="linear_attention.*OpenAI-compatible"):
+    with pytest.raises(ConfigError, match=r"linear_attention.*OpenAI-compatible"):
         HFPolicy(Qwen3NextForCausalLM(Qwen3NextConfig(**settings, **heads, **linear)), CODEC)

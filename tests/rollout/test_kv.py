@@ -88,7 +88,7 @@ def test_a_budget_that_holds_no_episode_is_refused_with_the_key_that_mends_it():
     slab = make_slab(2)
     assert slab.most_rows(256) == 2
     assert slab.most_rows(300) == 1
-    with pytest.raises(ConfigError, match="rollout.kv_cache_mib is 0.*300000 tokens.*rollout.max_context"):
+    with pytest.raises(ConfigError, match=r"rollout.kv_cache_mib is 0.*300000 tokens.*rollout.max_context"):
         slab.most_rows(300000)
 
 

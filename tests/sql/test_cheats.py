@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl import EndReason, Sampling, ToolCall
 from agentrl_sql.env import SqlEnv
 
-from agentrl import Sampling
-
 GENERIC = {
-    "says_nothing", "gives_up", "submits_nothing", "repeats_one_call", "random_tools", "malformed_only", "claims_success",
-    "longest_message", "echoes", "follows_the_observation", "exhausts_turns", "every_tool_once",
+    "says_nothing", "gives_up", "submits_nothing", "repeats_one_call", "random_tools", "malformed_only",
+    "claims_success", "longest_message", "echoes", "follows_the_observation", "exhausts_turns", "every_tool_once",
     "peeks_at_the_master_table", "last_step_left_out", "select_1", "copied_rows", "wrong_0",
 }  # fmt: skip
 
@@ -45,10 +47,34 @@ def test_the_same_cheats_are_made_for_the_same_task():
     task = env.tasks("train")[3]
     one, other = env.cheats(task), env.cheats(task)
     assert one.keys() == other.keys()
-    for name in ("random_tools", "random_tools_without_end"):
-        if name in one:
-            env.reset(seed=0, options={"task": task})
-            assert one[name].act(env.messages, env.tools, Sampling()) == other[name].act(
-                env.messages, env.tools, Sampling()
-            )
+    env.reset(seed=0, options={"task": task})
+    for name in one.keys() - {"follows_the_observation"}:
+        said = [made[name].act(env.messages, env.tools, Sampling()) for made in (one, other)]
+        assert said[0] == said[1], name
     env.close()
+
+
+WORDS = """
+    SELECT * COUNT(*) FROM WHERE ( ) ; , ' " -- /* */ purchase customer id name = 1 NULL UNION ALL ORDER BY LIMIT WITH
+    AS sqlite_master DELETE PRAGMA ATTACH RECURSIVE VALUES JOIN ON x'00' 9e999 ``` submit run_sql replace(hex(1),1,2)
+"""
+queries = st.one_of(st.text(max_size=80), st.lists(st.sampled_from(WORDS.split()), max_size=16).map(" ".join))
+
+
+@pytest.fixture(scope="module")
+def env():
+    made = SqlEnv(format="hermes")
+    yield made
+    made.close()
+
+
+@settings(max_examples=300, deadline=None)
+@given(tried=queries, submitted=queries)
+def test_no_query_makes_the_environment_fail(env, tried, submitted):
+    """An agent that could cause errors could choose which of its episodes count."""
+    task = next(task for task in (env.tasks("train")[i] for i in range(50)) if task.data["domain"] == "shop")
+    env.reset(seed=0, options={"task": task})
+    calls = [ToolCall("run_sql", {"query": tried}), ToolCall("submit", {"query": submitted})]
+    env.step(env.format.render_calls("", calls, env.tools))
+    assert env.end is EndReason.SUBMITTED, env.last_step.error
+    assert env.last_step.reward in (0.0, 0.9, 1.0)

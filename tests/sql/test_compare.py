@@ -7,11 +7,12 @@ import sqlite3
 from itertools import permutations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from agentrl_sql.compare import Verdict, perfect_matching, same_bag, same_cell, same_result
 from agentrl_sql.guard import Failure, QueryLimits, Result, run
 from agentrl_sql.judge import Case, judge
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def result(*rows, columns=None, truncated=False):
@@ -202,6 +203,7 @@ def judged(worlds, gold, predicted, ordered=False):
 
 TOTAL, LISTED, THREES = "SELECT SUM(n) FROM t", "SELECT name FROM t ORDER BY name", "SELECT name FROM t WHERE n = 3"
 MANY = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r LIMIT 2000) SELECT i FROM r"
+FIRST = "SELECT MIN(name) FROM t"
 RIGHT = [("match", "ok")]
 
 
@@ -217,6 +219,8 @@ RIGHT = [("match", "ok")]
         (THREES, "SELECT name FROM t WHERE n IN (3)", [*RIGHT, *RIGHT, ("match_vacuous", "both_empty")]),
         (LISTED, "SELECT name FROM t ORDER BY 1", RIGHT * 3),
         (LISTED, "SELECT name FROM t", [("mismatch", "accidental_order")]),
+        (FIRST, "SELECT name FROM t LIMIT 1", [("mismatch", "accidental_order")]),
+        (FIRST, "SELECT name FROM t ORDER BY id LIMIT 1", RIGHT * 3),
         (LISTED, "SELECT name FROM t ORDER BY name DESC", [("mismatch", "row_order")]),
         ("SELECT name FROM nowhere", "SELECT 1", [("invalid_gold", "exec_error")]),
         ("SELECT name FROM t WHERE n > 99", "SELECT 1", [("invalid_gold", "vacuous_everywhere")]),

@@ -10,14 +10,14 @@ from contextlib import closing
 from itertools import product
 
 import pytest
-from agentrl_sql.domains import DOMAINS, HELDOUT_DOMAINS, TRAIN_DOMAINS
-from agentrl_sql.draws import Draws, number_of
-from agentrl_sql.generate import make_database
-from agentrl_sql.schema import Column, ForeignKey, Schema, Table, literal
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import TaskError
+from agentrl_sql.domains import DOMAINS, HELDOUT_DOMAINS, TRAIN_DOMAINS
+from agentrl_sql.draws import Draws, number_of
+from agentrl_sql.generate import make_database
+from agentrl_sql.schema import Column, ForeignKey, Schema, Table, literal
 
 SEEDS = range(12)
 EVERY = [(domain, seed) for domain, seed in product(DOMAINS, SEEDS)]
@@ -69,7 +69,7 @@ def test_there_are_words_enough_for_every_label(domain: str) -> None:
 def test_every_domain_can_be_asked_all_sorts_of_questions(domain: str) -> None:
     schema = DOMAINS[domain].schema
     columns = [column for table in schema.tables for column in table.columns]
-    assert {"label", "word", "amount", "measure", "ordinal"} <= {column.role for column in columns}
+    assert {"label", "word", "amount", "measure"} <= {column.role for column in columns}
     assert any(column.nullable and column.role in {"amount", "measure"} for column in columns)
     assert any(parent.label.role == "label" for _, _, parent in schema.links)
 

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from agentrl_sql.guard import NOW, Failure, QueryLimits, Result, run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+
+from agentrl_sql.guard import NOW, PURE_FUNCTIONS, Failure, QueryLimits, Result, run
 
 LIMITS = QueryLimits()
 TABLES = ("city", "trip")
@@ -124,6 +125,22 @@ def test_no_way_out(database, name):
     assert fingerprint(database.parent) == before
 
 
+def test_nothing_that_sqlite_has_is_forgotten(database):
+    """Functions are pure or refused; modules of virtual tables are all refused."""
+    connection = sqlite3.connect(":memory:")
+    functions = {name for (name,) in connection.execute("SELECT DISTINCT name FROM pragma_function_list")}
+    modules = {name for (name,) in connection.execute("SELECT name FROM pragma_module_list")}
+    connection.close()
+    impure = "changes last_insert_rowid load_extension random randomblob total_changes zeroblob printf sqlite_version"
+    assert functions - PURE_FUNCTIONS >= set(impure.split())
+    for name in functions - PURE_FUNCTIONS:
+        result = outcome(database, f'SELECT "{name}"(1)')
+        assert isinstance(result, Failure), name
+    for name in modules:
+        for sql in (f'SELECT * FROM "{name}"', f'SELECT COUNT(*) FROM "{name}"', f"SELECT * FROM {name}('city')"):
+            assert isinstance(outcome(database, sql), Failure), name
+
+
 REFUSALS = {
     "DELETE FROM city": ("rejected", "not_read_only", "DELETE is not allowed, only SELECT"),
     "WITH x AS (SELECT 1) DELETE FROM city": ("rejected", "forbidden", "DELETE is not allowed, only SELECT"),
@@ -135,6 +152,7 @@ REFUSALS = {
     "the answer is 42": ("error", "exec_error", "expected a SELECT statement"),
     "": ("error", "exec_error", "expected a SELECT statement"),
     "-- SELECT 1": ("error", "exec_error", "expected a SELECT statement"),
+    f"SELECT '{'é' * 10_000}'": ("error", "too_large", "the query is longer than 10000 characters"),
     "SELECT ?": ("error", "exec_error", "too many SQL variables"),
     "SELECT 'a\x00b'": ("error", "exec_error", "the query contains a null character"),
     "SELECT '\ud800'": ("error", "exec_error", "the query holds characters that are no text"),

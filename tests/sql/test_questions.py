@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 import sqlglot
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import TaskError
 from agentrl_sql.domains import DOMAINS
 from agentrl_sql.draws import Draws
 from agentrl_sql.generate import make_database
 from agentrl_sql.questions import KINDS, LEVEL_OF, Question, fits, make_question
 from agentrl_sql.questions_check import Worlds, check, same_rows
 from agentrl_sql.schema import Cell, Column, Database, Row, Schema, Table
-from hypothesis import given
-from hypothesis import strategies as st
-
-from agentrl.errors import TaskError
 
 
 def drawn(kind: str, domain: str, n: int = 3) -> list[Question]:
@@ -212,8 +212,8 @@ def test_check_refuses_a_tie_at_the_limit() -> None:
 
 def test_check_refuses_an_answer_that_depends_on_the_scan() -> None:
     assert verdict("SELECT id FROM coin LIMIT 1") == "unstable"
-    assert verdict("SELECT id, worth FROM coin ORDER BY metal", ordered=True) == "unstable"
-    assert verdict("SELECT id FROM coin ORDER BY id", ordered=True) is None
+    assert verdict("SELECT SUM(worth) FROM (SELECT worth FROM coin LIMIT 2)") == "unstable"
+    assert verdict("SELECT id FROM coin ORDER BY id LIMIT 1", ordered=True) is None
 
 
 def test_check_refuses_a_text_with_two_readings() -> None:
