@@ -226,7 +226,7 @@ def test_explain_finds_an_episode_by_a_part_of_its_id(tmp_path: Path, capsys: py
     assert main(["explain", str(tmp_path), "dev/00001", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["success"] is True
     assert main(["explain", str(tmp_path), "dev/0000"]) == 2
-    assert "3 episodes have" in capsys.readouterr().err
+    assert f"agentrl explain {tmp_path} dev/00002-train-000002/0" in capsys.readouterr().err
 
 
 def test_list_shows_plugins_with_their_settings(capsys: pytest.CaptureFixture[str]) -> None:

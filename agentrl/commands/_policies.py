@@ -12,7 +12,7 @@ from agentrl.commands._output import quiet_transformers
 from agentrl.config import EnvConfig, RolloutConfig
 from agentrl.configfile import validated
 from agentrl.env import ToolEnv
-from agentrl.errors import CheckpointError
+from agentrl.errors import UsageError
 from agentrl.policy import MessagePolicy
 from agentrl.registry import make_env
 from agentrl.run import RunDir
@@ -127,7 +127,7 @@ def _run(wanted: Wanted) -> Subject:
         folder = latest_good(run.checkpoints) or latest_good(run.sft_dir)
     if folder is None or not folder.is_dir():
         there = ", ".join(sorted(path.name for path in run.checkpoints.glob("*"))) or "none"
-        raise CheckpointError(f"{run.path} has no such checkpoint: expected one of {there}.")
+        raise UsageError(f"{run.path} has no such checkpoint: expected one of {there}.")
     config = run.config.model_copy(update={"env": _env(wanted, run.config.env)})
     source = run.model_dir if config.model.tiny is not None else config.model.path
     set_threads(config)

@@ -11,6 +11,8 @@ def smoke(config: RunConfig) -> RunConfig:
     """A run of the same parts that ends in under a minute. Sizes only go down, and the run is named apart."""
     tables = config.model_dump()
     tables["name"] = f"{config.name}-smoke"
+    # Work this small gains nothing from threads, and where others use the cores they wait for one another.
+    tables["threads"] = 1
     _at_most(tables["rollout"], tasks=4, episodes_per_task=2, kv_cache_mib=256)
     _at_most(tables["ppo"], iterations=2, epochs=1, warmup_collections=1, warmup_epochs=1)
     _at_most(tables["eval"], tasks=8, samples=1, dev_tasks=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import tyro
@@ -46,18 +47,17 @@ def find_episode(run: Path, wanted: str) -> tuple[EpisodeFolder, dict[str, JSON]
     Raises:
         UsageError: If there are no episodes, or none or several fit.
     """
-    folders = sorted({path.parent for path in run.glob("**/episodes.jsonl")}, key=lambda p: ("attempts" in p.parts, p))
-    if not folders:
+    paths = sorted(path.parent for path in run.glob("**/episodes.jsonl"))
+    # What a resume went back behind is looked at only where a folder of it is named.
+    kept = [path for path in paths if "attempts" not in path.relative_to(run).parts]
+    if not kept:
         raise UsageError(f"{run} holds no episodes: expected a run directory, or a folder with episodes.jsonl.")
-    found: dict[str, tuple[EpisodeFolder, dict[str, JSON]]] = {}
-    for folder in map(EpisodeFolder, folders):
-        for record in folder.records():
-            found.setdefault(record["id"], (folder, record))
-    if wanted in found:
-        return found[wanted]
-    fitting = [episode for episode in found if wanted in episode]
+    found = [(folder, record) for folder in map(EpisodeFolder, kept) for record in folder.records()]
+    fitting = [pair for pair in found if pair[1]["id"] == wanted] or [p for p in found if wanted in p[1]["id"]]
     if not fitting:
-        raise UsageError(f"{run} has no episode {wanted!r} among its {len(found)}: one is {min(found)!r}, for example.")
+        hint = f": one is {found[0][1]['id']!r}, for example" if found else ""
+        raise UsageError(f"{run} has no episode {wanted!r} among its {len(found)}{hint}.")
     if len(fitting) > 1:
-        raise UsageError(f"{len(fitting)} episodes have {wanted!r} in their id: {', '.join(fitting[:8])} ...")
-    return found[fitting[0]]
+        listed = "\n".join(f"  agentrl explain {quote(str(f.path))} {quote(r['id'])}" for f, r in fitting[:8])
+        raise UsageError(f"{len(fitting)} episodes fit {wanted!r}. Name one of them and its folder:\n{listed}")
+    return fitting[0]

@@ -100,13 +100,14 @@ def _own(name: str) -> str:
 def _facts(run: RunDir, metrics: Sequence[JSON], result: Mapping[str, JSON]) -> list[tuple[str, str]]:
     config, manifest = run.config, run.manifest
     commit = manifest.get("commit")
+    updates = metrics[-1].get("ppo/updates", len(metrics)) if metrics else 0
     packages = manifest.get("packages") or {}
     model = config.model.path or (f"tiny Llama, {config.model.tiny.layers} layers" if config.model.tiny else "-")
     facts = [
         ("environment", config.env.id),
         ("model", model),
         ("seed", str(config.seed)),
-        ("iterations", f"{len(metrics)} of {config.ppo.iterations}"),
+        ("policy updates", f"{updates:.0f} of {config.ppo.iterations}"),
         ("started", str(manifest.get("created", "-"))[:16].replace("T", " ")),
         ("agentrl", str(manifest.get("agentrl", "-"))),
         ("torch", str(packages.get("torch") or "-")),

@@ -17,7 +17,7 @@ from agentrl.rollout.kv import DecodeCache, LayerShape, PrefillCache, Slab
 _ATTENTION = "agentrl_grouped"
 _PROBE_TOKENS = 12
 _NOT_DONE = ("softcap", "s_aux", "position_bias")
-_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of logits; other types are compared at 0.25
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}  # of the largest logit; 0.05 for coarser types
 
 
 def grouped_attention(
@@ -73,7 +73,8 @@ def _longest(config: Any) -> int | None:
         )
     # Inside its window, sliding attention is full attention: such a model is used up to there.
     slides = "sliding_attention" in kinds or not kinds
-    limits = [config.max_position_embeddings, getattr(config, "sliding_window", None) if slides else None]
+    window = getattr(config, "sliding_window", None) if slides else None
+    limits = (getattr(config, "max_position_embeddings", None), window)
     return min((int(limit) for limit in limits if limit is not None), default=None)
 
 
@@ -83,6 +84,7 @@ class Backbone:
     Attributes:
         config: The model's configuration.
         device: Where the model is.
+        n_vocab: Tokens that it embeds.
         max_positions: The longest sequence that it takes, tokens; None where its configuration does not say.
         layers: Shapes of keys and values.
         dtype: Type of keys and values.
@@ -102,10 +104,11 @@ class Backbone:
         self._head: nn.Module = self._model.get_output_embeddings()
         self._head_weight: Tensor | None = None
         self.config: Any = self._model.config
-        self.device: torch.device = self._decoder.get_input_embeddings().weight.device
+        embedded: Tensor = self._decoder.get_input_embeddings().weight
+        self.device, self.n_vocab = embedded.device, embedded.shape[0]
         AttentionInterface.register(_ATTENTION, grouped_attention)
         self.max_positions = _longest(self.config)
-        ids_1T = torch.arange(_PROBE_TOKENS, device=self.device)[None] % self.config.vocab_size
+        ids_1T = torch.arange(_PROBE_TOKENS, device=self.device)[None] % self.n_vocab
         was_training = self._model.training
         self._model.eval()
         with torch.no_grad():
@@ -160,7 +163,7 @@ class Backbone:
         return hidden
 
     def logits(self, hidden_BH: Tensor) -> Tensor:
-        """Logits in float32, multiplied in float32: in bfloat16 they would be off by 1e-2 (ppo.md section 4.1).
+        """Logits in float32, multiplied in float32: in bfloat16 their logprobs would be off by about 1e-2.
 
         Args:
             hidden_BH: [B, H] last hidden states.
@@ -194,7 +197,7 @@ class Backbone:
             hidden_1TH = self.hidden(ids_1T, at_N[None], self.mask(at_N[None], n), cache)
             found_V = self.logits(hidden_1TH[:, -1])[0]
         gap = (found_V - expected_V).abs().max().item()
-        if not gap <= _TOLERANCE.get(self.dtype, 0.25):
+        if not gap <= _TOLERANCE.get(self.dtype, 0.05) * expected_V.abs().max().item():
             raise ConfigError(
                 f"the model {self.config.model_type!r} is not a plain decoder with a linear head: its own logits and"
                 f" those of its parts differ by {gap:.3g}. Choose another model for training, or evaluate this one"

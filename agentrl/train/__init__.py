@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import time
 
@@ -113,12 +114,21 @@ def _start(config: RunConfig, run: RunDir, progress: Progress) -> Parts:
     """Model, environment and policy at the end of SFT, or as they were loaded where there is none."""
     run.update_manifest({"torch_threads": set_threads(config)})
     parts = build_parts(config, starting_model(config, run, progress))
-    env = parts.make()
-    identity = {"env": env.name, "format": env.format.name, "reward": env.reward_tree.digest}
-    env.close()
-    run.update_manifest({"environment": identity})
+    run.update_manifest({"environment": _identity(config, parts)})
     fine_tune(config, run, parts, progress)
     return parts
+
+
+def _identity(config: RunConfig, parts: Parts) -> dict[str, JSON]:
+    """What makes two runs' environments the same: name, format, reward, and the digests of the measured tasks."""
+    env = parts.make()
+    digests = {}
+    for split in config.eval.splits:
+        tasks = env.tasks(split)
+        content = [tasks[i].digest for i in range(min(config.eval.tasks, len(tasks)))]
+        digests[split] = hashlib.sha256("".join(content).encode()).hexdigest()
+    env.close()
+    return {"env": env.name, "format": env.format.name, "reward": env.reward_tree.digest, "task_digests": digests}
 
 
 def _sft_continued(config: RunConfig, run: RunDir, progress: Progress) -> list[Measured]:

@@ -18,6 +18,7 @@ from agentrl.formats import format_of_template
 from agentrl.learner.model import ActorCritic
 from agentrl.policy import MessagePolicy
 from agentrl.registry import make_env
+from agentrl.reward import RewardTree
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.hf import HFPolicy
@@ -97,10 +98,28 @@ def build_parts(config: RunConfig, source: str | Path) -> Parts:
     loaded, tokenizer = load_model_and_tokenizer(str(source), config.model.device, config.model.dtype)
     codec = Codec(tokenizer, eos_ids=loaded.generation_config.eos_token_id)
     make = environment_factory(config, tokenizer.chat_template)
-    make().close()
+    env = make()
+    check_shaping(config, env.reward_tree)
+    env.close()
     model = ActorCritic(loaded, config.model, logit_chunk=config.ppo.logit_chunk, seed=config.seed)
     policy = HFPolicy(model.policy, codec, kv_cache_mib=config.rollout.kv_cache_mib, seed=config.seed)
     return Parts(make, tokenizer, codec, model, policy)
+
+
+def check_shaping(config: RunConfig, tree: RewardTree) -> None:
+    """Potential-based shaping leaves the best policy alone only under the learner's own discount.
+
+    Raises:
+        ConfigError: If a shaping addend discounts otherwise than the learner (Ng, Harada and Russell, 1999).
+    """
+    advantage = config.ppo.advantage
+    for shaping in tree.shapings:
+        if (shaping.gamma_turn, 1.0) != (advantage.gamma_turn, advantage.gamma_token):
+            raise ConfigError(
+                f"the reward's shaping has gamma_turn = {shaping.gamma_turn}, and ppo.advantage has gamma_turn ="
+                f" {advantage.gamma_turn} and gamma_token = {advantage.gamma_token}: expected the same gamma_turn and a"
+                " gamma_token of 1. Otherwise shaping changes which policy is best."
+            )
 
 
 def collect_demonstrations(

@@ -77,13 +77,26 @@ class Key:
         )
 
 
-def train(task: Key, updates: int, *, seed: int, lora=None, critic="separate", lr=4e-3, **advantage) -> float:
+@dataclass
+class Setup:
+    """A model and how fast it learns. The last two are the width and the deviation of the first weights."""
+
+    critic: str = "separate"
+    lora: dict[str, int] | None = None
+    lr: float = 4e-3
+    width: int = 32
+    scale: float = 0.2
+
+
+def train(task: Key, updates: int, setup: Setup, **advantage: float) -> float:
     """Success over the last five updates; ends as soon as five in a row are above .97."""
-    ppo = {"epochs": 2, "minibatches": 2, "policy": {"lr": lr}, "critic": {"lr": lr}, "target_kl": None}
-    settings = {"name": "t", "seed": seed, "model": {"path": "none", "critic": critic, "lora": lora}}
-    config = RunConfig.model_validate({**settings, "ppo": {**ppo, "advantage": advantage}})
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
-    sizes |= {"vocab_size": VOCAB, "max_position_embeddings": 128, "initializer_range": 0.2}
+    seed = 1
+    optim = {"policy": {"lr": setup.lr}, "critic": {"lr": setup.lr}, "target_kl": None}
+    settings = {"name": "t", "seed": seed, "model": {"path": "none", "critic": setup.critic, "lora": setup.lora}}
+    ppo = {"epochs": 2, "minibatches": 2, **optim, "advantage": advantage}
+    config = RunConfig.model_validate({**settings, "ppo": ppo})
+    sizes = {"hidden_size": setup.width, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes |= {"vocab_size": VOCAB, "max_position_embeddings": 128, "initializer_range": setup.scale}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         policy = LlamaForCausalLM(LlamaConfig(**sizes))
@@ -104,20 +117,24 @@ def train(task: Key, updates: int, *, seed: int, lora=None, critic="separate", l
 
 
 @pytest.mark.parametrize(
-    ("lora", "critic", "lr"),
-    [(None, "separate", 4e-3), (None, "head", 4e-3), ({"rank": 8}, "adapter", 2e-2)],
+    ("setup", "updates"),
+    [
+        (Setup(scale=0.05), 40),
+        (Setup(critic="head", scale=0.05), 60),
+        (Setup(critic="adapter", lora={"rank": 8}, lr=5e-3, width=64, scale=0.1), 60),
+    ],
     ids=["separate", "head", "lora"],
 )
-def test_bandit(lora, critic, lr):
-    assert train(Key(turns=1, actions=1, noise=0), 40, seed=1, lora=lora, critic=critic, lr=lr) >= 0.95
+def test_bandit(setup, updates):
+    assert train(Key(turns=1, actions=1, noise=0), updates, setup) >= 0.95
 
 
 @pytest.mark.slow
 def test_a_key_that_pays_four_turns_later():
-    assert train(Key(turns=4, actions=3, noise=20), 60, seed=1) >= 0.95
+    assert train(Key(turns=4, actions=3, noise=20), 60, Setup()) >= 0.95
 
 
 @pytest.mark.slow
 def test_without_credit_across_turns_the_key_is_never_found():
     """The control: the same run, one setting changed, must fail, or the test above would prove nothing."""
-    assert train(Key(turns=4, actions=3, noise=20), 25, seed=1, gamma_turn=0.0) <= 0.4
+    assert train(Key(turns=4, actions=3, noise=20), 25, Setup(), gamma_turn=0.0) <= 0.4

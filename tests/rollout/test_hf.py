@@ -253,6 +253,11 @@ def test_a_prompt_without_room_is_a_policy_error():
         ask(policy, [[1] * 64], SAMPLED)
 
 
+def test_a_tokenizer_of_another_model_is_refused():
+    with pytest.raises(ConfigError, match="304 tokens and the model embeds 290"):
+        HFPolicy(parts.tiny_llama(290, end_id=END), CODEC)
+
+
 def test_models_whose_attention_slides_are_used_inside_their_window():
     from transformers import MistralConfig, MistralForCausalLM
 

@@ -43,7 +43,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, answers):
         self.answers = answers
         self.asked = []
-        self.headers_seen = []
+        self.keys_seen = []
         self.lock = threading.Lock()
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -57,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with self.server.lock:
             self.server.asked.append(body)
-            self.server.headers_seen.append(dict(self.headers))
+            self.server.keys_seen.append(self.headers["authorization"])
             answers = self.server.answers
             answer = answers(body) if callable(answers) else answers.pop(0) if len(answers) > 1 else answers[0]
         if answer == "silence":
@@ -118,7 +118,7 @@ def test_a_message_comes_back_and_the_question_is_the_protocols(serve, monkeypat
             {"role": "user", "content": "1\n2"},
         ],
     }
-    assert server.headers_seen[0]["Authorization"] == "Bearer sesame"
+    assert server.keys_seen[0] == "Bearer sesame"
 
 
 def test_a_message_that_its_cap_cut_says_so(serve):
@@ -134,13 +134,13 @@ def test_busy_and_failing_endpoints_are_asked_again(serve, status):
 
 def test_an_endpoint_that_never_recovers_is_a_policy_error(serve):
     server = serve([failed(503, "overloaded")])
-    with pytest.raises(PolicyError, match="answered 503.*overloaded"):
+    with pytest.raises(PolicyError, match=r"answered 503.*overloaded"):
         policy_of(server, attempts=2).act(QUESTION, [], Sampling())
     assert len(server.asked) == 2
 
 
 def test_a_silent_endpoint_is_a_policy_error(serve):
-    with pytest.raises(PolicyError, match="did not answer in 1 attempts.*ends with /v1"):
+    with pytest.raises(PolicyError, match=r"did not answer in 1 attempts.*ends with /v1"):
         policy_of(serve(["silence"]), timeout_s=0.3, attempts=1).act(QUESTION, [], Sampling())
 
 
@@ -150,16 +150,16 @@ def test_no_server_is_a_policy_error():
 
 
 def test_mistakes_that_no_other_episode_would_mend_stop_the_run(serve):
-    with pytest.raises(ConfigError, match="401.*environment variable MY_KEY"):
+    with pytest.raises(ConfigError, match=r"401.*environment variable MY_KEY"):
         policy_of(serve([failed(401, "bad key")]), api_key_env="MY_KEY").act(QUESTION, [], Sampling())
-    with pytest.raises(ConfigError, match="404.*found 'm'"):
+    with pytest.raises(ConfigError, match=r"404.*found 'm'"):
         policy_of(serve([failed(404, "no such model")])).act(QUESTION, [], Sampling())
     with pytest.raises(ConfigError, match="expected base_url to be like"):
         OpenAIPolicy("localhost:8000", "m")
 
 
 def test_other_refusals_and_empty_answers_are_policy_errors(serve):
-    with pytest.raises(PolicyError, match="422.*temperature"):
+    with pytest.raises(PolicyError, match=r"422.*temperature"):
         policy_of(serve([failed(422, "temperature is too hot")])).act(QUESTION, [], Sampling())
     empty = (200, {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": []})
     with pytest.raises(PolicyError, match="without a message"):

@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import TaskError
@@ -202,12 +202,14 @@ def test_unknown_tables_and_columns_are_named_with_the_nearest() -> None:
         LAMP.column("watt")
 
 
+@settings(deadline=None)
 @given(st.one_of(st.none(), st.text().filter(lambda text: "\0" not in text), st.integers(-(10**4), 10**4)))
 def test_a_literal_reads_back_as_the_value(value: str | int | None) -> None:
     with closing(sqlite3.connect(":memory:")) as connection:
         assert connection.execute(f"SELECT {literal(value)}").fetchone() == (value,)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 4000).map(lambda n: n / 4))
 def test_a_literal_of_a_float_is_written_as_a_person_would(value: float) -> None:
     assert float(literal(value)) == value
@@ -221,6 +223,7 @@ def test_draws_are_what_they_have_always_been() -> None:
     assert number_of("a", 1) == 9331952569449725121
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(0, 60), st.integers())
 def test_a_sample_has_different_items_of_the_pool(size: int, n: int, seed: int) -> None:
     sample = Draws("sample", seed).sample(range(size), n)

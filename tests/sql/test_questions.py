@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import sqlglot
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import TaskError
@@ -240,8 +240,9 @@ def test_worlds_are_closed_and_the_scan_is_turned_back() -> None:
 ROWS = st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2)), max_size=5)
 
 
-@given(ROWS, st.randoms(use_true_random=False))
-def test_rows_agree_as_bags_under_any_order_of_rows_and_columns(rows: list[tuple[Cell, ...]], rng: object) -> None:
+@settings(deadline=None)
+@given(ROWS)
+def test_rows_agree_as_bags_under_any_order_of_rows_and_columns(rows: list[tuple[Cell, ...]]) -> None:
     moved = rows[::-1]
     assert same_rows(rows, moved, ordered=False)
     assert same_rows(rows, [row[::-1] for row in moved], ordered=False)
