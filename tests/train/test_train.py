@@ -27,12 +27,16 @@ potential = { component = "phi.py:phi" }
 gamma_turn = 0.9
 """
 
-POTENTIAL = """
+COMPONENTS = """
 import agentrl
 
 @agentrl.component(name="phi", when="turn")
 def phi(episode):
     return agentrl.Score(0.5)
+
+@agentrl.component(name="vowels")
+def vowels(episode):
+    return agentrl.Score(sum(turn.text.count("e") for turn in episode.turns) % 7 / 7)
 """
 
 
@@ -85,10 +89,17 @@ def test_a_run_leaves_what_the_readme_says(finished: tuple[RunConfig, dict[str, 
     assert {row["b"] for row in result["differences"]} == {"sft", "sft continued"}
 
 
-def test_ppo_moves_the_policy_and_warm_up_does_not(finished: tuple[RunConfig, dict[str, object]]) -> None:
-    config, _ = finished
+def test_ppo_moves_the_policy_and_warm_up_does_not(
+    finished: tuple[RunConfig, dict[str, object]], tmp_path: Path
+) -> None:
+    reward = tmp_path / "vowels.toml"
+    reward.write_text('component = "phi.py:vowels"')
+    (tmp_path / "phi.py").write_text(COMPONENTS)
+    config = _config(tmp_path, env={"reward": str(reward), "format": "fenced"}, sft=None)
+    made = finished[0].runs_dir / "small" / "model" / "made"
+    train(config.model_copy(update={"model": config.model.model_copy(update={"tiny": None, "path": str(made)})}))
     run = RunDir.open(config.runs_dir / config.name)
-    start = load_file(run.sft_dir / "000004" / "model.safetensors")
+    start = load_file(made / "model.safetensors")
     warmed = load_file(run.checkpoint_dir(1) / "model.safetensors")
     trained = load_file(run.checkpoint_dir(3) / "model.safetensors")
     assert all(torch.equal(start[name], warmed[name]) for name in start)
@@ -132,7 +143,7 @@ def test_an_unknown_demonstrator_is_named(tmp_path: Path) -> None:
 def test_shaping_under_another_discount_is_refused(tmp_path: Path) -> None:
     reward = tmp_path / "shaped.toml"
     reward.write_text(SHAPED)
-    (tmp_path / "phi.py").write_text(POTENTIAL)
+    (tmp_path / "phi.py").write_text(COMPONENTS)
     with pytest.raises(ConfigError, match="gamma_turn"):
         train(_config(tmp_path, env={"reward": str(reward)}, sft=None))
 
