@@ -20,7 +20,7 @@ TOKENIZER = parts.make_tokenizer()
 N_VOCAB = len(TOKENIZER)
 END, OTHER_END = TOKENIZER.convert_tokens_to_ids(["<|im_end|>", "<|other_end|>"])
 CODEC = Codec(TOKENIZER)
-SAMPLED, GREEDY = Sampling(max_tokens=24), Sampling(temperature=0.0, max_tokens=24)
+SAMPLED, GREEDY = Sampling(max_tokens=16), Sampling(temperature=0.0, max_tokens=16)
 
 torch.set_num_threads(1)
 
