@@ -6,7 +6,6 @@ Errors are counted and never scored as 0. Each figure comes with its interval; t
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from agentrl._store import EpisodeFolder
 from agentrl.config import RolloutConfig
 from agentrl.configfile import differences
 from agentrl.errors import TaskError, UsageError, did_you_mean
+from agentrl.seeds import derive_seed
 from agentrl.stats import (
     Interval,
     PairedDifference,
@@ -177,7 +177,9 @@ def default_split(env: ToolEnv) -> str:
 def eval_requests(tasks: Sequence[Task], samples: int, split: str, seed: int) -> list[EpisodeRequest]:
     """The episodes of an evaluation. An episode's id and seed do not depend on how many there are."""
     return [
-        EpisodeRequest(f"{split}/{place:05d}-{task.id.replace('/', '-')}/{sample}", task, _seed(seed, task.id, sample))
+        EpisodeRequest(
+            f"{split}/{place:05d}-{task.id.replace('/', '-')}/{sample}", task, derive_seed(seed, task.id, sample)
+        )
         for place, task in enumerate(tasks)
         for sample in range(samples)
     ]
@@ -355,8 +357,3 @@ def _collect(
 def _tell(options: EvalOptions, trajectory: Trajectory) -> None:
     if options.on_episode is not None:
         options.on_episode(trajectory)
-
-
-def _seed(*parts: int | str) -> int:
-    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1

@@ -148,7 +148,7 @@ def test_smoke_only_makes_smaller() -> None:
     )
     small = smoke(config)
     assert small.name == "x-smoke"
-    assert (small.rollout.tasks, small.ppo.iterations, small.eval.tasks) == (2, 2, 8)
+    assert (small.rollout.tasks, small.ppo.iterations, small.eval.tasks) == (2, 2, 4)
     assert small.model.tiny is not None
     assert small.model.tiny.layers == 1
     assert small.sft is not None

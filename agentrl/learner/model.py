@@ -204,7 +204,10 @@ class ActorCritic(nn.Module):
         if self._peft is None:
             self.policy.save_pretrained(folder)
         else:
-            self._peft.save_pretrained(folder, selected_adapters=list(self._peft.peft_config))
+            # Told not to look for changed embeddings, for which peft would ask the hub.
+            self._peft.save_pretrained(
+                folder, selected_adapters=list(self._peft.peft_config), save_embedding_layers=False
+            )
         if self._reference is not None:
             self._reference.save_pretrained(trainer / REFERENCE)  # type: ignore[operator]
         save_file(
@@ -236,12 +239,15 @@ class ActorCritic(nn.Module):
             ) from error
 
     def _load_adapters(self, folder: Path) -> None:
-        from peft.utils import load_peft_weights, set_peft_model_state_dict
+        from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+        from safetensors.torch import load_file
 
         if (folder / REFERENCE).is_dir():
             self._add_reference_adapter()
         for adapter in self._peft.peft_config:
-            weights = load_peft_weights(str(folder / adapter), device=str(self.device))
+            weights = load_file(folder / adapter / "adapter_model.safetensors")
+            if set(weights) != set(get_peft_model_state_dict(self._peft, adapter_name=adapter)):
+                raise ValueError(f"adapter {adapter!r} covers other layers")
             set_peft_model_state_dict(self._peft, weights, adapter_name=adapter)
 
     def _add_reference_adapter(self) -> None:
@@ -337,7 +343,7 @@ def _trunk(policy: Any) -> Any:
 
 
 def _read_model(policy: Any, folder: Path) -> dict[str, Tensor]:
-    loaded = type(policy).from_pretrained(folder, dtype=policy.dtype)
+    loaded = type(policy).from_pretrained(folder, dtype=policy.dtype, local_files_only=True)
     return loaded.state_dict()  # type: ignore[no-any-return]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Sequence
 
 from agentrl.errors import TaskError
+from agentrl.seeds import derive_seed
 from agentrl.types import EpisodeRequest, Task
 
 _ENDLESS = 1 << 24
@@ -14,12 +14,6 @@ _ENDLESS = 1 << 24
 
 _RUN_STRIDE = 1 << 20
 """Distance between the starting points of two runs' walks through an endless split."""
-
-
-def derive_seed(*parts: int | str) -> int:
-    """A 31-bit seed that depends on every part and on nothing else."""
-    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
 
 
 class TaskStream:

@@ -334,5 +334,8 @@ def test_loading_what_does_not_fit_says_so(kit, tmp_path):
         build(kit, None, "head", dtype=torch.float32).load(tmp_path / "a")
     with pytest.raises(CheckpointError, match="does not fit this model"):
         build(kit, {"rank": 4}, "adapter", dtype=torch.float32).load(tmp_path / "a")
+    build(kit, {"rank": 4}, "adapter", dtype=torch.float32).save(tmp_path / "b")
+    with pytest.raises(CheckpointError, match=r"does not fit this model.*rank=8"):
+        build(kit, {"rank": 8}, "adapter", dtype=torch.float32).load(tmp_path / "b")
     with pytest.raises(CheckpointError, match="does not fit this model"):
         build(kit, None, "head", dtype=torch.float32).load(tmp_path / "nowhere")
