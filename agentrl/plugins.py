@@ -95,22 +95,32 @@ def load_object(target: str, what: str) -> Any:
     where, colon, name = target.rpartition(":")
     if not (colon and where and name):
         raise RegistryError(f"{what}: expected module:name or path/to/file.py:name, found {target!r}.")
-    module = _loaded(lambda: _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where), what)
+    module = _loaded(
+        lambda: _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where), what, where
+    )
     value: Any = module
     for part in name.split("."):
-        if not hasattr(value, part):
+        found = _loaded(functools.partial(getattr, value, part, _NOTHING), what, where)
+        if found is _NOTHING:
             public = (known for known in vars(value) if not known.startswith("_"))
             raise RegistryError(f"{what}: {where} has no {part!r}.{did_you_mean(part, public)}")
-        value = getattr(value, part)
+        value = found
     return value
 
 
-def _loaded(load: Callable[[], ModuleType], what: str) -> ModuleType:
-    """The boundary to other people's modules: whatever they raise while they load becomes a RegistryError."""
+_NOTHING = object()
+
+
+def _loaded(load: Callable[[], Any], what: str, where: str) -> Any:
+    """The boundary to other people's modules: whatever they raise while they load becomes an error of ours."""
     try:
         return load()
     except (MissingError, RegistryError):
         raise
+    except ModuleNotFoundError as error:
+        if error.name is None or f"{where}.".startswith(f"{error.name}."):
+            raise RegistryError(f"{what} does not load: there is no module {where!r}.") from error
+        raise MissingError(f"{what} needs the package {error.name!r}, which is not installed: install it.") from error
     except Exception as error:
         raise RegistryError(f"{what} does not load: {type(error).__name__}: {error}") from error
 

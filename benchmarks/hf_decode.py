@@ -58,11 +58,14 @@ def requests_of(prompts: list[list[int]], turn: int, sampling: Sampling = SAMPLI
     return [GenerationRequest(str(k), prompt, sampling, (k, turn)) for k, prompt in enumerate(prompts)]
 
 
-def timed(work: Callable[[], list[Generation]]) -> tuple[float, list[Generation]]:
-    """Seconds, and what the work gave."""
-    began = time.perf_counter()
-    found = work()
-    return time.perf_counter() - began, found
+def timed(work: Callable[[], list[Generation]], times: int = 1) -> tuple[float, list[Generation]]:
+    """Seconds of the quickest time, and what the work gave."""
+    took_s: list[float] = []
+    for _ in range(times):
+        began = time.perf_counter()
+        found = work()
+        took_s.append(time.perf_counter() - began)
+    return min(took_s), found
 
 
 def main() -> None:
@@ -78,8 +81,8 @@ def main() -> None:
     keeps, forgets = HFPolicy(model, codec), HFPolicy(model, codec)
     for policy in (keeps, forgets):  # Prompts are read before the clock starts.
         policy.generate_batch(requests_of(prompts, 0, Sampling(max_tokens=1)))
-    alone_s, alone = timed(lambda: [forgets.generate_batch([request])[0] for request in requests_of(prompts, 0)])
-    together_s, together = timed(lambda: keeps.generate_batch(requests_of(prompts, 0)))
+    alone_s, alone = timed(lambda: [forgets.generate_batch([request])[0] for request in requests_of(prompts, 0)], 2)
+    together_s, together = timed(lambda: keeps.generate_batch(requests_of(prompts, 0)), 2)
     same = sum(a.token_ids == b.token_ids for a, b in zip(alone, together, strict=True))
     print(f"{alone_s / together_s:.2f} times as fast: {EPISODES} episodes together, not one by one ({same} equal)")
 

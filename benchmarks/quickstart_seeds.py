@@ -31,17 +31,16 @@ def run_seed(seed: int, runs_dir: Path) -> dict[str, Any]:
     return result
 
 
-def show(results: Sequence[dict[str, Any]]) -> None:
-    """Prints one line for each seed, policy, split and temperature, then the differences."""
-    for result in results:
-        print(f"seed {result['seed']}: {result['wall_s'] / 60:.1f} minutes, {result['peak_memory_mib']:.0f} MiB")
-        for row in result["evals"]:
-            decoding = f"T={row['temperature']:g}" if row["temperature"] else "greedy"
-            print(f"  {row['policy']:14} {row['split']:16} {decoding:7} {100 * row['summary']['success']:5.1f} %")
-        for d in result["differences"]:
-            decoding = f"T={d['temperature']:g}" if d["temperature"] else "greedy"
-            interval = f"[{100 * d['low']:+5.1f}, {100 * d['high']:+5.1f}]"
-            print(f"  {d['a']} - {d['b']:14} {d['split']:16} {decoding:7} {100 * d['mean']:+5.1f} {interval}")
+def show(result: dict[str, Any]) -> None:
+    """Prints one line for each policy, split and temperature, then the differences."""
+    print(f"seed {result['seed']}: {result['wall_s'] / 60:.1f} minutes, {result['peak_memory_mib']:.0f} MiB")
+    for row in result["evals"]:
+        decoding = f"T={row['temperature']:g}" if row["temperature"] else "greedy"
+        print(f"  {row['policy']:14} {row['split']:16} {decoding:7} {100 * row['summary']['success']:5.1f} %")
+    for d in result["differences"]:
+        decoding = f"T={d['temperature']:g}" if d["temperature"] else "greedy"
+        interval = f"[{100 * d['low']:+5.1f}, {100 * d['high']:+5.1f}]"
+        print(f"  {d['a']} - {d['b']:14} {d['split']:16} {decoding:7} {100 * d['mean']:+5.1f} {interval}", flush=True)
 
 
 def pooled(runs_dir: Path, seeds: Sequence[int]) -> None:
@@ -52,7 +51,7 @@ def pooled(runs_dir: Path, seeds: Sequence[int]) -> None:
         for seed in seeds:
             run = RunDir.open(runs_dir / f"quickstart-seed-{seed}")
             ours += EpisodeFolder(run.eval_dir("ppo-heldout-sampled")).trajectories()
-            theirs += EpisodeFolder(run.eval_dir(f"{other}-heldout-sampled")).trajectories()
+            theirs += EpisodeFolder(run.eval_dir(f"{other.replace(' ', '-')}-heldout-sampled")).trajectories()
         d = compare(ours, theirs)
         print(f"all seeds, heldout, T=1: ppo - {other} {100 * d.mean:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]")
 
@@ -63,7 +62,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds = parser.parse_args().seeds
     with tempfile.TemporaryDirectory() as folder:
-        show([run_seed(seed, Path(folder)) for seed in seeds])
+        for seed in seeds:
+            show(run_seed(seed, Path(folder)))
         pooled(Path(folder), seeds)
 
 

@@ -108,7 +108,7 @@ def test_an_environment_by_name_path_and_module(plugins):
             "Broken-v0",
             "environment 'Broken-v0' of the package 'toy-one' does not load: ZeroDivisionError: division by zero",
         ),
-        ("Gone-v0", "does not load: ModuleNotFoundError: No module named 'toy_gone'"),
+        ("Gone-v0", "does not load: there is no module 'toy_gone'"),
         ("Half-v0", "toy_plugin has no 'Nothing'. Known: "),
         ("NoEnv-v0", "expected a subclass of agentrl.ToolEnv, found <class 'toy_plugin.Count'>"),
         ("Twice-v0", "offered by toy-two (toy_broken:Env) and toy-one (toy_plugin:ToyEnv)"),

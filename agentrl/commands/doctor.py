@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 from rich.markup import escape
@@ -142,7 +141,9 @@ def _bubblewrap() -> Finding:
 
 
 def _disk() -> Finding:
-    home = Path(os.environ.get("AGENTRL_HOME", "")) if os.environ.get("AGENTRL_HOME") else Path.home() / ".agentrl"
+    from agentrl.rollout.load import cache_home
+
+    home = cache_home()
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     free_gib = shutil.disk_usage(there).free / 2**30
     found = f"{free_gib:.1f} GiB free for {home}"

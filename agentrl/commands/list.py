@@ -95,10 +95,10 @@ def _details(found: Any) -> dict[str, JSON]:
 
 
 def _formats() -> list[Entry]:
-    from agentrl.formats import _FORMATS
+    from agentrl.formats import FORMATS
 
     entries = []
-    for name, made in _FORMATS.items():
+    for name, made in FORMATS.items():
         about = (inspect.getdoc(type(made)) or "").partition("\n")[0]
         entries.append(Entry("formats", name, "agentrl", f"{type(made).__module__}:{type(made).__name__}", about))
     return entries

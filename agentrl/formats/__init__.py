@@ -13,7 +13,7 @@ from agentrl.formats.schemas import signature
 
 __all__ = ["MAX_CALLS", "FencedFormat", "Format", "HermesFormat", "format_of_template", "get_format", "signature"]
 
-_FORMATS: dict[str, Format] = {"hermes": HermesFormat(), "fenced": FencedFormat()}
+FORMATS: dict[str, Format] = {"hermes": HermesFormat(), "fenced": FencedFormat()}
 
 
 def get_format(name: str) -> Format:
@@ -28,9 +28,9 @@ def get_format(name: str) -> Format:
     Raises:
         RegistryError: If there is none.
     """
-    if name not in _FORMATS:
-        raise RegistryError(f"there is no tool-call format {name!r}.{did_you_mean(name, _FORMATS)}")
-    return _FORMATS[name]
+    if name not in FORMATS:
+        raise RegistryError(f"there is no tool-call format {name!r}.{did_you_mean(name, FORMATS)}")
+    return FORMATS[name]
 
 
 def format_of_template(chat_template: str | None) -> str:
@@ -49,5 +49,5 @@ def format_of_template(chat_template: str | None) -> str:
         return "hermes"
     raise ConfigError(
         "the tool-call format cannot be told from the tokenizer's chat template (it says nothing of <tool_call>):"
-        f" set env.format to one of {', '.join(sorted(_FORMATS))}."
+        f" set env.format to one of {', '.join(sorted(FORMATS))}."
     )

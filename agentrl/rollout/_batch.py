@@ -75,25 +75,21 @@ class Batch:
             return EndReason.TIME_LIMIT, None
         return None
 
-    def end(self, run: EpisodeRun) -> None:
-        """Takes an attempt that has ended: it is tried again, or delivered.
+    def end(self, runs: Sequence[EpisodeRun]) -> None:
+        """Takes attempts that have ended: each is tried again, or delivered.
 
         Args:
-            run: The attempt.
+            runs: The attempts.
 
         Raises:
             TooManyErrors: If too many episodes have ended in errors for good.
         """
-        self._stage.give_back(run)
-        trajectory = run.trajectory()
-        if trajectory.end.is_error and run.attempt < self._config.max_retries and not self.stopping.is_set():
-            self._waiting.appendleft((run.request, run.attempt + 1, trajectory.n_sampled))
-            return
-        self._deliver(trajectory)
-        if trajectory.end.is_error:
-            cause = (trajectory.error or "").strip().splitlines() or ["no cause was given"]
-            self._errors[f"{trajectory.end}: {cause[-1]}"] += 1
-            self._check_errors()
+        for k, run in enumerate(runs):
+            try:
+                self._end(run)
+            except BaseException:
+                self.rescue(runs[k + 1 :])
+                raise
 
     def rescue(self, runs: Iterable[EpisodeRun]) -> None:
         """Delivers what has ended well among episodes that an error or an interrupt would take along.
@@ -104,6 +100,18 @@ class Batch:
         for run in runs:
             if run.end is not None and not run.end.is_error:
                 self._deliver(run.trajectory())
+
+    def _end(self, run: EpisodeRun) -> None:
+        self._stage.give_back(run)
+        trajectory = run.trajectory()
+        if trajectory.end.is_error and run.attempt < self._config.max_retries and not self.stopping.is_set():
+            self._waiting.appendleft((run.request, run.attempt + 1, trajectory.n_sampled))
+            return
+        self._deliver(trajectory)
+        if trajectory.end.is_error:
+            cause = (trajectory.error or "").strip().splitlines() or ["no cause was given"]
+            self._errors[f"{trajectory.end}: {cause[-1]}"] += 1
+            self._check_errors()
 
     def _deliver(self, trajectory: Trajectory) -> None:
         if trajectory.end is EndReason.CUT and not trajectory.turns:

@@ -56,10 +56,10 @@ class Rounds:
                 return
             settled = self._stage.settle(all_of_them=deterministic, patience_s=_PATIENCE_S)
             runs = sorted(settled, key=lambda run: run.request.id)
-            for run in runs:
-                if run.end is not None:
-                    self._policy.release(_kept_as(run))
-                    self._batch.end(run)
+            ended = [run for run in runs if run.end is not None]
+            for run in ended:
+                self._policy.release(_kept_as(run))
+            self._batch.end(ended)
             self._go_on([run for run in runs if run.end is None], sampling)
 
     def _go_on(self, runs: Sequence[EpisodeRun], sampling: Sampling) -> None:

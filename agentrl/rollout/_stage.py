@@ -132,6 +132,7 @@ class Stage:
         """
         self._places.acquire()
         if self._closed:
+            self._places.release()
             raise TooLate
         with self._lock:
             self._calling[run] = time.monotonic()

@@ -42,8 +42,7 @@ class Threads:
                 self._stage.submit(run, functools.partial(self._play, run, sampling))
             if not self._stage.under_way:
                 return
-            for run in self._stage.settle(all_of_them=False):
-                self._batch.end(run)
+            self._batch.end(self._stage.settle(all_of_them=False))
 
     def _play(self, run: EpisodeRun, sampling: Sampling) -> None:
         run.start()

@@ -40,8 +40,12 @@ def train(config: RunConfig, *, resume: bool = False, console: Console | None = 
         MissingError: If weights or packages are missing.
         InvariantError: If something that must hold during training does not.
     """
-    with RunDir.create(config, resume=resume) as run, Progress(console or stderr_console()) as progress:
-        if run.result is not None:
+    with (
+        RunDir.create(config, resume=resume) as run,
+        Progress(console or stderr_console()) as progress,
+        tracked(config, run),
+    ):
+        if run.result is not None and "iterations" in run.result:
             progress.say(f"{run.path} is complete: nothing is left to do.")
             return run.result
         clock = _Clock()
@@ -50,8 +54,7 @@ def train(config: RunConfig, *, resume: bool = False, console: Console | None = 
         start_name = "sft" if config.sft is not None else "start"
         measured = measure(config, run, parts, start_name, progress)
         clock.lap("eval")
-        with tracked(config, run):
-            position = Loop(config, run, parts, progress).go()
+        position = Loop(config, run, parts, progress).go()
         clock.lap("ppo")
         measured += measure(config, run, parts, "ppo", progress)
         clock.lap("eval")

@@ -43,7 +43,7 @@ def measure(
     done = []
     for split in config.eval.splits:
         for temperature in (1.0, 0.0) if config.eval.greedy else (1.0,):
-            folder = run.eval_dir(f"{name}-{split}-{'sampled' if temperature else 'greedy'}")
+            folder = run.eval_dir(f"{name.replace(' ', '-')}-{split}-{'sampled' if temperature else 'greedy'}")
             if again:
                 run.set_aside(folder)
             samples = config.eval.samples if temperature else 1

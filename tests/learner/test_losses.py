@@ -136,10 +136,10 @@ def test_gradients_of_kl_estimates_on_policy():
     ],
 )
 def test_aggregations_by_hand(aggregation, expected):
-    episode = torch.tensor([0, 1, 1, 1, 2])
-    mask = torch.tensor([True, True, True, True, False])
+    episode = torch.tensor([0, 1, 1, 2, 2, 2])
+    mask = torch.tensor([True, False, False, True, True, True])
     share = make_share(episode, mask, aggregation, norm_length=5)
-    loss = torch.tensor([1.0, 2.0, 3.0, 4.0, math.nan], dtype=F64)
+    loss = torch.tensor([1.0, math.nan, math.nan, 2.0, 3.0, 4.0], dtype=F64)
     assert aggregate(loss, share).item() == pytest.approx(expected)
 
 

@@ -14,7 +14,7 @@ from agentrl.errors import InvariantError, PolicyError, TooManyErrors, UsageErro
 from agentrl.rollout.codec import Codec
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.hf import HFPolicy
-from agentrl.types import EndReason, Generation, Sampling
+from agentrl.types import EndReason, EpisodeRequest, Generation, Sampling
 
 TOKENIZER = parts.make_tokenizer()
 CODEC = Codec(TOKENIZER)
@@ -232,3 +232,12 @@ def test_stop_packs_what_the_value_is_read_from():
 def test_a_local_model_needs_its_codec():
     with pytest.raises(UsageError, match="needs its codec"):
         Collector(ToyEnv, Scripted(say_add), None, RolloutConfig())
+
+
+def test_what_was_finished_in_the_round_that_stops_the_run_is_kept():
+    seen = []
+    requests = requests_of(6)
+    requests[1] = EpisodeRequest("e001", requests_of(2, trouble="evidence")[1].task, 1)
+    with pytest.raises(TooManyErrors):
+        collect(Scripted(say_add), requests, on_episode=lambda t: seen.append(t.id), max_retries=0, max_error_rate=0.1)
+    assert seen == ["e000", "e001", "e002", "e003", "e004", "e005"]
