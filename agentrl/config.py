@@ -49,6 +49,15 @@ class TinyModel(Section):
     corpus_tasks: int = Field(400, ge=1)
     """Expert episodes that the tokenizer is trained on."""
 
+    @model_validator(mode="after")
+    def _even_heads(self) -> Self:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size ({self.hidden_size}) must be a multiple of 2 * heads ({2 * self.heads}): each head has an"
+                " even width."
+            )
+        return self
+
 
 class LoraConfig(Section):
     """Low-rank adapters (Hu et al., arXiv:2106.09685) on all linear layers."""
@@ -149,7 +158,7 @@ class RolloutConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """Boundary GAE: one pair of scalars inside a turn, one across its end (ppo.md section 2.6)."""
+    """Boundary GAE: one pair of scalars inside a turn, one across its end."""
 
     gamma_token: float = Field(1.0, ge=0, le=1)
     """Discount from token to token inside a turn."""
@@ -168,7 +177,7 @@ class AdvantageConfig(Section):
 
 
 class LossConfig(Section):
-    """The policy and value losses (ppo.md section 1)."""
+    """The policy and value losses (Schulman et al., arXiv:1707.06347)."""
 
     clip_low: float = Field(0.2, gt=0)
     """The ratio is clipped at 1 - clip_low."""
@@ -294,6 +303,8 @@ class RunConfig(Section):
                 " training, because a token that could not be drawn has no likelihood to correct with. Evaluate with"
                 " cuts if you like, and train without."
             )
+        if self.baseline.sft_continued and self.sft is None:
+            raise ValueError("baseline.sft_continued continues SFT: add [sft], or leave the baseline out.")
         if self.rollout.sampling.temperature <= 0:
             raise ValueError("rollout.sampling.temperature is 0: training needs samples, so it must be above 0.")
         return self

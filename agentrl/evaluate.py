@@ -6,7 +6,9 @@ Errors are counted and never scored as 0. Each figure comes with its interval; t
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -153,7 +155,7 @@ def evaluate(
     description = _description(probe, split, sampling, options)
     probe.close()
     if options.out is None:
-        trajectories = _collect(make, policy, requests, sampling, options)
+        trajectories = _collect(make, policy, requests, sampling, options, n_asked=len(requests))
         return EvalResult(summarise(trajectories), tuple(trajectories))
     with locked(options.out), EpisodeFolder(options.out) as folder:
         _claim(folder, description)
@@ -162,7 +164,7 @@ def evaluate(
             _tell(options, trajectory)
         known = {trajectory.id for trajectory in done}
         missing = [request for request in requests if request.id not in known]
-        new = _collect(make, policy, missing, sampling, options, folder)
+        new = _collect(make, policy, missing, sampling, options, n_asked=len(requests), folder=folder)
         trajectories = sorted([*done, *new], key=lambda trajectory: trajectory.id)
         summary = summarise(trajectories)
         folder.write_summary(summary.as_dict())
@@ -298,6 +300,8 @@ def _description(env: ToolEnv, split: str, sampling: Sampling, options: EvalOpti
     return {
         "env": env.name,
         "settings": env.settings.model_dump(mode="json"),
+        "format": env.format.name,
+        "source": _source_digest(type(env)),
         "reward": env.reward_tree.digest,
         "max_turns": env.max_turns,
         "split": split,
@@ -305,6 +309,13 @@ def _description(env: ToolEnv, split: str, sampling: Sampling, options: EvalOpti
         "seed": options.seed,
         "policy": options.policy_name,
     }
+
+
+def _source_digest(env_class: type) -> str:
+    """SHA-256 of the file that defines the environment; empty where there is none."""
+    module = sys.modules.get(env_class.__module__)
+    path = Path(getattr(module, "__file__", None) or "")
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def _claim(folder: EpisodeFolder, description: dict[str, JSON]) -> None:
@@ -336,6 +347,8 @@ def _collect(
     requests: Sequence[EpisodeRequest],
     sampling: Sampling,
     options: EvalOptions,
+    *,
+    n_asked: int,
     folder: EpisodeFolder | None = None,
 ) -> list[Trajectory]:
     from agentrl.rollout.collector import Collector
@@ -347,7 +360,10 @@ def _collect(
 
     if not requests:
         return []
-    collector = Collector(make, policy, getattr(policy, "codec", None), options.rollout, options.seed)
+    # What was kept from before counts in the share of errors too: one error among many stays one among many.
+    rate = min(1.0, options.rollout.max_error_rate * n_asked / len(requests))
+    rollout = options.rollout.model_copy(update={"max_error_rate": rate})
+    collector = Collector(make, policy, getattr(policy, "codec", None), rollout, options.seed)
     try:
         return collector.collect(requests, sampling, on_episode=keep)
     finally:

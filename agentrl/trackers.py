@@ -154,6 +154,5 @@ def make_tracker(name: str) -> Tracker:
         MissingError: If its package is not installed.
     """
     if find_spec(name) is None:
-        how = "'agentrl[track]'" if name == "tensorboard" else name
-        raise MissingError(f"the config names the tracker {name!r}, which is not installed: pip install {how}")
+        raise MissingError(f"the config names the tracker {name!r}, which is not installed: pip install {name}")
     return TensorBoard() if name == "tensorboard" else Hosted(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -182,6 +183,13 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0 and self.max_tokens >= 1):
+            raise ValueError(
+                f"expected a temperature of 0 or more and at least 1 token, found temperature = {self.temperature} and"
+                f" max_tokens = {self.max_tokens}."
+            )
 
     @property
     def cuts_support(self) -> bool:

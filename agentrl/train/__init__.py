@@ -17,6 +17,7 @@ from agentrl.trackers import tracked
 from agentrl.train.loop import Loop
 from agentrl.train.measure import Measured, as_rows, differences, measure
 from agentrl.train.parts import Parts, build_parts, set_threads
+from agentrl.train.preflight import preflight
 from agentrl.train.sft import continue_sft, fine_tune, starting_model
 from agentrl.types import JSON
 
@@ -40,14 +41,14 @@ def train(config: RunConfig, *, resume: bool = False, console: Console | None = 
         MissingError: If weights or packages are missing.
         InvariantError: If something that must hold during training does not.
     """
+    preflight(config)
     with (
         RunDir.create(config, resume=resume) as run,
         Progress(console or stderr_console()) as progress,
         tracked(config, run),
     ):
-        if run.result is not None and "iterations" in run.result:
-            progress.say(f"{run.path} is complete: nothing is left to do.")
-            return run.result
+        if _is_trained(run):
+            return _complete(run, progress)
         clock = _Clock()
         parts = _start(config, run, progress)
         clock.lap("sft")
@@ -84,7 +85,10 @@ def sft(config: RunConfig, *, resume: bool = False, console: Console | None = No
     """
     if config.sft is None:
         raise ConfigError("agentrl sft needs an [sft] section in the config: add one; its fields have defaults.")
+    preflight(config)
     with RunDir.create(config, resume=resume) as run, Progress(console or stderr_console()) as progress:
+        if _is_trained(run):
+            return _complete(run, progress)
         clock = _Clock()
         parts = _start(config, run, progress)
         clock.lap("sft")
@@ -94,6 +98,16 @@ def sft(config: RunConfig, *, resume: bool = False, console: Console | None = No
         run.write_result(result)
         result["report"] = str(write_report(run))
         return result
+
+
+def _is_trained(run: RunDir) -> bool:
+    return run.result is not None and "iterations" in run.result
+
+
+def _complete(run: RunDir, progress: Progress) -> dict[str, JSON]:
+    progress.say(f"{run.path} is complete: nothing is left to do.")
+    report = run.report_path if run.report_path.exists() else write_report(run)
+    return {**(run.result or {}), "report": str(report)}
 
 
 class _Clock:
@@ -136,7 +150,7 @@ def _identity(config: RunConfig, parts: Parts) -> dict[str, JSON]:
 
 def _sft_continued(config: RunConfig, run: RunDir, progress: Progress) -> list[Measured]:
     if config.sft is None:
-        raise ConfigError("baseline.sft_continued continues SFT, and this config has no [sft] section: add one.")
+        return []
     seconds = sum(float(line.get("time/iteration") or 0.0) for line in run.read_metrics())
     parts = build_parts(config, starting_model(config, run, progress))
     steps = continue_sft(config, config.sft, run, parts, seconds, progress)

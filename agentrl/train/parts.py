@@ -13,7 +13,7 @@ import torch
 
 from agentrl.config import RunConfig
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, did_you_mean
+from agentrl.errors import ConfigError
 from agentrl.formats import format_of_template
 from agentrl.learner.model import ActorCritic
 from agentrl.policy import MessagePolicy
@@ -146,12 +146,6 @@ def collect_demonstrations(
     def demonstrator(env: ToolEnv, task: Task) -> MessagePolicy:
         found: MessagePolicy = getattr(env, name)(task)
         return found
-
-    env = make()
-    available = {attribute for attribute in dir(env) if attribute.endswith("expert")}
-    env.close()
-    if name not in available:
-        raise ConfigError(f"{env.name} has no demonstrator {name!r}.{did_you_mean(name, available)}")
 
     collector = Collector(make, demonstrator, codec, config.rollout, config.seed)
     try:

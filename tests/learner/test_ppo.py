@@ -114,6 +114,14 @@ def test_metrics_of_an_update(kit):
     assert 0 < metrics["ppo/entropy"] < math.log(kit.vocab)
 
 
+def test_the_bias_is_set_from_the_first_returns_alone(kit):
+    first = [kit.trajectory([(2, 3, 1.0)], seed=i) for i in range(4)]
+    later = [kit.trajectory([(2, 3, 9.0)], seed=i) for i in range(4)]
+    _, metrics, _ = run(kit, [first, later], ppo={"epochs": 1, "minibatches": 1})
+    assert metrics[0]["critic/value_mean"] == pytest.approx(1.0)
+    assert metrics[1]["critic/value_mean"] == pytest.approx(1.0, abs=0.1)
+
+
 def test_first_value_loss_is_the_variance_of_the_returns(kit):
     """Zero head and a bias of the mean return: V is constant, EV is 0, the loss is half the variance."""
     batch = [replace(t, end=EndReason.SUBMITTED, trailing_ids=()) for t in kit.batch()]
@@ -125,14 +133,17 @@ def test_first_value_loss_is_the_variance_of_the_returns(kit):
     assert metrics["critic/value_mean"] == pytest.approx(metrics["critic/return_mean"], abs=1e-6)
 
 
-def test_an_update_stops_early_where_the_policy_has_moved_too_far(kit):
-    ppo = {"epochs": 6, "minibatches": 1, "policy": {"lr": 3e-2}, "target_kl": 0.01}
-    _, (stopped,), _ = run(kit, [kit.batch()], ppo=ppo)
-    assert stopped["ppo/early_stop"] == 1.0
-    assert 1.0 <= stopped["ppo/steps"] < 6.0
+def test_an_update_stops_once_its_kl_is_above_one_and_a_half_times_the_target(kit):
+    """Of two steps the first is taken at a KL of 0; what the second meets is twice the mean."""
+    ppo = {"epochs": 2, "minibatches": 1, "policy": {"lr": 3e-2}}
     _, (free,), _ = run(kit, [kit.batch()], ppo=ppo | {"target_kl": None})
-    assert free["ppo/steps"] == 6.0
-    assert free["ppo/early_stop"] == 0.0
+    assert (free["ppo/steps"], free["ppo/early_stop"]) == (2.0, 0.0)
+    met = 2 * free["ppo/kl"]
+    _, (near,), _ = run(kit, [kit.batch()], ppo=ppo | {"target_kl": met / 1.45})
+    assert (near["ppo/steps"], near["ppo/early_stop"]) == (2.0, 0.0)
+    model, (stopped,), _ = run(kit, [kit.batch()], ppo=ppo | {"target_kl": met / 1.55})
+    assert (stopped["ppo/steps"], stopped["ppo/early_stop"]) == (1.0, 1.0)
+    assert all(weight.grad is None for weight in model.parameters())
 
 
 def test_gradients_of_policy_and_critic_are_clipped_apart(kit):

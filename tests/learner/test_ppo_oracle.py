@@ -45,7 +45,7 @@ class Oracle:
     """The update of `config.ppo` on copies of the model's parts."""
 
     def __init__(self, model, config):
-        self.ppo, self.temperature = config.ppo, config.rollout.sampling.temperature
+        self.ppo, self.temperature, self.seed = config.ppo, config.rollout.sampling.temperature, config.seed
         self.model = copy.deepcopy(model)
         self.policy = torch.optim.AdamW(
             self.model.policy_parameters(), betas=(0.9, 0.95), weight_decay=0.0, **LR["policy"]
@@ -130,14 +130,17 @@ class Oracle:
 
     def update(self, trajectories, reference):
         batch = [see(t) for t in trajectories]
-        targets = self.targets(batch, reference)
+        targets = list(zip(*self.targets(batch, reference), strict=True))
+        order = torch.Generator().manual_seed(self.seed)
         for _ in range(self.ppo.epochs):
-            for item in zip(batch, self.weights(batch), *targets, strict=True):
-                self.loss(*item).backward()
-            for optimizer in (self.policy, self.critic):
-                torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
-                optimizer.step()
-                optimizer.zero_grad()
+            for part in torch.randperm(len(batch), generator=order).tensor_split(self.ppo.minibatches):
+                rows = part.tolist()
+                for row, weight in zip(rows, self.weights([batch[row] for row in rows]), strict=True):
+                    self.loss(batch[row], weight, *targets[row]).backward()
+                for optimizer in (self.policy, self.critic):
+                    torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
 
 
 CASES = {
@@ -147,6 +150,7 @@ CASES = {
     "lora-head": {"critic": "head", "lora": {"rank": 4}},
     "one-step": {"ppo": {"epochs": 1}},
     "one-step-probed": {"ppo": {"epochs": 1}, "copies": 4},
+    "minibatches": {"ppo": {"epochs": 2, "minibatches": 3}},
     "temperature": {"temperature": 0.6},
     "kl": {"ppo": {"loss": {"kl_coef": 0.3}}},
     "entropy": {"critic": "head", "ppo": {"loss": {"entropy_coef": 0.1}}},
@@ -200,6 +204,6 @@ def test_update_equals_the_plain_recomputation(kit, name):
     assert any(bool(((a - b).abs() > 1e-3).any()) for a, b in zip(after, before, strict=True))
     for found, wanted in zip(after, expected, strict=True):
         assert torch.allclose(found, wanted, atol=1e-9)
-    assert metrics["ppo/steps"] == config.ppo.epochs
+    assert metrics["ppo/steps"] == config.ppo.epochs * config.ppo.minibatches
     if name == "seq-sum":
         assert metrics["ppo/clip_fraction"] > 0.2

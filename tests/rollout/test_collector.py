@@ -280,9 +280,7 @@ def test_an_interrupt_closes_the_environments_and_keeps_what_was_finished():
     assert log.torn_down == len(log.set_up)
 
 
-def test_requests_that_cannot_be_run_are_refused():
-    with pytest.raises(UsageError, match="max_tokens to be at least 1, found 0"):
-        collect(expert, requests_of(1), sampling=Sampling(max_tokens=0))
+def test_ids_are_unique():
     with pytest.raises(UsageError, match="one request for each id, found 'e000' more than once"):
         collect(expert, [*requests_of(2), *requests_of(1)])
 
