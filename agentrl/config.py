@@ -150,7 +150,8 @@ class RolloutConfig(Section):
     max_error_rate: float = Field(0.2, ge=0, le=1)
     """Share of episodes that may end in errors after their retries; above it the run stops."""
     episode_timeout_s: float = Field(600.0, gt=0)
-    """Wall-clock watchdog of one episode's environment work; not used in deterministic mode."""
+    """Seconds after which an environment call is abandoned as ENV_ERROR; outside deterministic mode also the limit of
+    the time of the agent's own tools (TIME_LIMIT)."""
     deterministic: bool = True
     """Rounds in id order, noise keyed by (seed, episode, turn), no wall-clock ends: resumes are bit-exact on CPU."""
     kv_cache_mib: int = Field(1024, ge=1)

@@ -48,7 +48,7 @@ class SqlEnv(ToolEnv):
     """Questions about generated databases, answered by a query that is executed.
 
     The answer is run on the database that the agent saw and on two hidden ones of the same schema, and must give the
-    gold's result on all three: copied numbers and lucky queries do not.
+    gold's result on all three: copied numbers do not, and few wrong queries do.
     """
 
     name = ENV
