@@ -264,7 +264,7 @@ def test_a_missing_extra_is_exit_code_3(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, "eval", TOY, "-m", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert "pip install 'agentrl[train]'" in done.stderr
+    assert "pip install -e '.[train]'" in done.stderr
 
 
 def test_what_was_not_expected_is_short_and_exit_code_1(tmp_path: Path) -> None:
@@ -317,11 +317,11 @@ def test_ctrl_c_cleans_up_and_is_exit_code_130(tmp_path: Path) -> None:
 
 
 def test_an_existing_run_needs_resume(tmp_path: Path, toml: str, capsys: pytest.CaptureFixture[str]) -> None:
-    config = RunConfig.model_validate(resolved(capsys, "-c", toml, "--runs-dir", str(tmp_path), "--env.id", TOY))
-    RunDir.create(config).close()
-    assert main(["train", "-c", toml, "--runs-dir", str(tmp_path), "--env.id", TOY]) == 2
+    flags = ["-c", toml, "--runs-dir", str(tmp_path), "--env.id", TOY, "--eval.splits", "dev"]
+    RunDir.create(RunConfig.model_validate(resolved(capsys, *flags))).close()
+    assert main(["train", *flags]) == 2
     assert "--resume" in capsys.readouterr().err
-    assert main(["train", "-c", toml, "--runs-dir", str(tmp_path), "--env.id", TOY, "--resume", "--seed", "2"]) == 2
+    assert main(["train", *flags, "--resume", "--seed", "2"]) == 2
     assert "seed: 0 -> 2" in capsys.readouterr().err
 
 

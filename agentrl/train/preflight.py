@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.config import RunConfig
 from agentrl.env import ToolEnv
-from agentrl.errors import ConfigError, UsageError, did_you_mean
+from agentrl.errors import ConfigError, TaskError, UsageError, did_you_mean
 from agentrl.registry import make_env
 from agentrl.trackers import make_tracker
 
@@ -16,6 +16,7 @@ def preflight(config: RunConfig) -> None:
         RegistryError: If there is no such environment.
         ConfigError: If the environment refuses its settings or reward, or has no such demonstrator.
         UsageError: If the environment has no such split.
+        TaskError: If a split is empty.
         MissingError: If a tracker's package is not installed.
     """
     settings = config.env.settings
@@ -25,6 +26,8 @@ def preflight(config: RunConfig) -> None:
         for split in ("train", *config.eval.splits, *dev):
             if split not in env.splits:
                 raise UsageError(f"{env.name} has no split {split!r}.{did_you_mean(split, env.splits)}")
+            if not len(env.tasks(split)):
+                raise TaskError(f"the split {split!r} of {env.name} has no tasks: expected at least one.")
         if config.sft is not None:
             check_demonstrator(env, config.sft.demonstrator)
     finally:

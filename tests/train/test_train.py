@@ -135,9 +135,34 @@ def test_sft_alone_needs_its_section(tmp_path: Path) -> None:
         sft(_config(tmp_path, sft=None))
 
 
-def test_an_unknown_demonstrator_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="sloppy_expert"):
-        train(_config(tmp_path, sft={"demonstrator": "slopy_expert", "episodes": 4, "steps": 1}))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sft": {"demonstrator": "slopy_expert", "episodes": 4, "steps": 1}}, "sloppy_expert"),
+        ({"eval": {"splits": ["heldot"]}}, "heldout"),
+        ({"eval": {"every": 1, "dev_split": "de"}}, "dev"),
+        ({"env": {"settings": {"levels": [9]}}}, "9"),
+        ({"env": {"id": "Sq-v0"}}, "Sql-v0"),
+    ],
+)
+def test_a_name_that_is_wrong_is_told_before_anything_starts(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(_config(tmp_path, **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sft_leaves_a_run_that_train_goes_on_with_and_never_undoes_it(tmp_path: Path) -> None:
+    config = _config(tmp_path, eval={"tasks": 2, "greedy": False})
+    alone = sft(config)
+    assert [row["policy"] for row in alone["evals"]] == ["sft"]
+    whole = train(config, resume=True)
+    assert [row["policy"] for row in whole["evals"]] == ["sft", "ppo"]
+    Path(str(whole["report"])).unlink()
+    again = sft(config, resume=True)
+    assert again["evals"] == json.loads(json.dumps(whole["evals"]))
+    assert Path(str(again["report"])).is_file()
 
 
 def test_shaping_under_another_discount_is_refused(tmp_path: Path) -> None:
