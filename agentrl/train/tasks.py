@@ -27,15 +27,18 @@ class TaskStream:
             raise TaskError("the split that training draws from has no tasks: expected at least one.")
         self._tasks = tasks
         self._seed = seed
+        self._order: tuple[int, list[int]] = (-1, [])
 
     def __getitem__(self, position: int) -> Task:
         n = len(self._tasks)
         if n >= _ENDLESS:
             return self._tasks[(self._seed * _RUN_STRIDE + position) % n]
         passes, index = divmod(position, n)
-        order = list(range(n))
-        random.Random(derive_seed(self._seed, "order", passes)).shuffle(order)
-        return self._tasks[order[index]]
+        if self._order[0] != passes:
+            order = list(range(n))
+            random.Random(derive_seed(self._seed, "order", passes)).shuffle(order)
+            self._order = (passes, order)
+        return self._tasks[self._order[1][index]]
 
     def take(self, start: int, count: int) -> list[Task]:
         """Tasks `start` to `start + count - 1` of the stream."""
