@@ -190,7 +190,7 @@ def eval_requests(tasks: Sequence[Task], samples: int, split: str, seed: int) ->
 def summarise(trajectories: Iterable[Trajectory]) -> EvalSummary:
     """Counts and intervals of episodes; see EvalSummary."""
     episodes = list(trajectories)
-    scored = [t for t in episodes if _is_scored(t)]
+    scored = [t for t in episodes if is_scored(t)]
     outcomes = [bool(t.success) for t in scored]
     clusters = [t.task.id for t in scored]
     return EvalSummary(
@@ -205,7 +205,7 @@ def summarise(trajectories: Iterable[Trajectory]) -> EvalSummary:
         pass_at=_pass_at(scored),
         by_level=_level_rows(episodes),
         ends=dict(sorted(Counter(str(t.end) for t in episodes).items())),
-        components=_component_means(scored),
+        components=component_means(scored),
         tokens=_mean([t.n_sampled for t in scored]) if any(t.n_sampled for t in scored) else None,
         turns=_mean([len(t.turns) for t in scored]),
     )
@@ -228,12 +228,13 @@ def success_by_task(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Each task's share of successes among its scored episodes."""
     outcomes: dict[str, list[bool]] = {}
     for trajectory in trajectories:
-        if _is_scored(trajectory):
+        if is_scored(trajectory):
             outcomes.setdefault(trajectory.task.id, []).append(bool(trajectory.success))
     return {task: sum(found) / len(found) for task, found in outcomes.items()}
 
 
-def _is_scored(trajectory: Trajectory) -> bool:
+def is_scored(trajectory: Trajectory) -> bool:
+    """Whether an episode counts in reported means: no error, not cut by the trainer, its success known."""
     return trajectory.end.in_metrics and trajectory.success is not None
 
 
@@ -270,7 +271,7 @@ def _level_rows(episodes: Sequence[Trajectory]) -> tuple[LevelRow, ...]:
             levels.setdefault(str(trajectory.task.data["level"]), []).append(trajectory)
     rows = []
     for level in sorted(levels):
-        scored = [t for t in levels[level] if _is_scored(t)]
+        scored = [t for t in levels[level] if is_scored(t)]
         outcomes = [bool(t.success) for t in scored]
         interval = _success_interval(outcomes, [t.task.id for t in scored])
         n_error = sum(t.end.is_error for t in levels[level])
@@ -278,7 +279,8 @@ def _level_rows(episodes: Sequence[Trajectory]) -> tuple[LevelRow, ...]:
     return tuple(rows)
 
 
-def _component_means(scored: Sequence[Trajectory]) -> dict[str, float]:
+def component_means(scored: Sequence[Trajectory]) -> dict[str, float]:
+    """Mean of each reward component over episodes that count; those where it was unscored are left out of its mean."""
     values: dict[str, list[float]] = {}
     for trajectory in scored:
         for name, value in ((trajectory.ledger or {}).get("components") or {}).items():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from agentrl.evaluate import component_means, is_scored
 from agentrl.types import EndReason, Trajectory
 
 
@@ -22,7 +23,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         `rollout/n_error`, `rollout/action_tokens` and `rollout/dropped_tokens` (sums), and
         `rollout/groups_without_spread` (share of tasks whose episodes all earned the same).
     """
-    counted = [t for t in trajectories if t.end.in_metrics and t.success is not None]
+    counted = [t for t in trajectories if is_scored(t)]
     ends = Counter(t.end for t in trajectories)
     metrics: dict[str, float] = {
         "rollout/episodes": float(len(trajectories)),
@@ -46,16 +47,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "rollout/malformed": float(np.mean([turn.malformed is not None for turn in turns])) if turns else 0.0,
         "rollout/groups_without_spread": _share_without_spread(counted),
     }
-    return metrics | _component_means(counted)
-
-
-def _component_means(counted: Sequence[Trajectory]) -> dict[str, float]:
-    values: dict[str, list[float]] = {}
-    for trajectory in counted:
-        for name, value in ((trajectory.ledger or {}).get("components") or {}).items():
-            if value is not None:
-                values.setdefault(name, []).append(float(value))
-    return {f"reward/{name}": float(np.mean(found)) for name, found in sorted(values.items())}
+    return metrics | {f"reward/{name}": mean for name, mean in component_means(counted).items()}
 
 
 def _share_without_spread(counted: Sequence[Trajectory]) -> float:
