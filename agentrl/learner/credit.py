@@ -143,7 +143,7 @@ def make_targets(
         torch.where(rollout.bootstraps_B, scored.final_B, 0.0),
         config,
     )
-    advantage_N, metrics = whiten(advantage_N, config.whiten, config.min_std)
+    advantage_N, metrics = whiten(advantage_N, config.whitening, config.min_std)
     is_start_N = _turn_starts(rollout)
     metrics |= {
         "critic/explained_variance": explained_variance(scored.value_N, return_N),

@@ -290,7 +290,11 @@ class ActorCritic(nn.Module):
         import peft
 
         settings = peft.LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=0.0,
+            target_modules="all-linear" if lora.layers is None else _linears_of_last(self.policy, lora.layers),
+            task_type="CAUSAL_LM",
         )
         with self._borrowed_generator():
             torch.manual_seed(seed)
@@ -340,6 +344,12 @@ class ActorCritic(nn.Module):
 
 def _trunk(policy: Any) -> Any:
     return policy.base_model
+
+
+def _linears_of_last(policy: Any, layers: int) -> list[str]:
+    """Full names of the linear modules in the last decoder layers."""
+    last = {id(module) for layer in _trunk(policy).layers[-layers:] for module in layer.modules()}
+    return [name for name, module in policy.named_modules() if isinstance(module, nn.Linear) and id(module) in last]
 
 
 def _read_model(policy: Any, folder: Path) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ class Oracle:
                 tail = self.credit(seen, rewards, numbers, float(final), self.ppo.advantage.lambda_value)
                 returns.append(torch.tensor(tail, dtype=F64) + values)
         flat = torch.tensor(advantages, dtype=F64)
-        if self.ppo.advantage.whiten == "full":
+        if self.ppo.advantage.whitening == "full":
             flat = (flat - flat.mean()) / max(float(flat.std()), self.ppo.advantage.min_std)
         return old, flat.split([len(seen.where) for seen in batch]), returns, old_values
 

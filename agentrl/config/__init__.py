@@ -5,15 +5,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from agentrl.config.learning import (
+    CRITIC_FREE,
+    AdvantageConfig,
+    ImportanceConfig,
+    KlConfig,
+    LossConfig,
+    OptimConfig,
+    PpoConfig,
+)
+from agentrl.config.section import Section
 from agentrl.types import Sampling
 
-
-class Section(BaseModel):
-    """A part of the config: frozen, and unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+__all__ = [
+    "CRITIC_FREE",
+    "AdvantageConfig",
+    "BaselineConfig",
+    "CheckpointConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "ImportanceConfig",
+    "KlConfig",
+    "LoraConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PpoConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "Section",
+    "SftConfig",
+    "TinyModel",
+]
 
 
 class EnvConfig(Section):
@@ -66,6 +91,8 @@ class LoraConfig(Section):
     """Rank of the adapters."""
     alpha: float = Field(32.0, gt=0)
     """Scale: the update is multiplied by alpha / rank."""
+    layers: int | None = Field(None, ge=1)
+    """Only the last so many decoder layers carry adapters, and only they are walked through backwards; None for all."""
 
 
 class ModelConfig(Section):
@@ -77,9 +104,13 @@ class ModelConfig(Section):
     """Make a small model instead of loading one."""
     lora: LoraConfig | None = None
     """Train adapters on a frozen base; None trains all weights."""
-    critic: Literal["adapter", "separate", "head"] = "separate"
-    """`adapter`: LoRA adapter of its own on the base (needs `lora`); `separate`: a copy of the model;
-    `head`: a linear head on the policy's last hidden state, without gradient into the policy."""
+    critic: Literal["adapter", "separate", "head", "none"] = "separate"
+    """`adapter`: LoRA adapter of its own on the base (needs `lora`); `separate`: a copy of the model; `head`: a linear
+    head on the policy's last hidden state; `none` for the critic-free estimators."""
+    critic_gradient: bool = False
+    """Whether the value loss of a `head` also reaches the policy's weights, times `ppo.loss.value_coef`."""
+    gradient_checkpointing: bool = False
+    """Keep the states between layers only and compute the rest again in the backward pass: less memory, more time."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -95,22 +126,12 @@ class ModelConfig(Section):
             )
         if self.critic == "separate" and self.lora is not None:
             raise ValueError("model.critic = 'separate' doubles the base that LoRA shares: use 'adapter' or 'head'.")
+        if self.critic_gradient and self.critic != "head":
+            raise ValueError(
+                f"model.critic_gradient sends the value loss into a trunk that is shared, and model.critic ="
+                f" {self.critic!r} has its own: expected 'head', or critic_gradient = false."
+            )
         return self
-
-
-class OptimConfig(Section):
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101)."""
-
-    lr: float = Field(1e-4, gt=0)
-    """Learning rate after warm-up."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimiser steps over which the rate rises linearly from 0."""
-    weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the two moments."""
-    grad_clip: float = Field(1.0, gt=0)
-    """Largest gradient norm."""
 
 
 class SftConfig(Section):
@@ -156,79 +177,6 @@ class RolloutConfig(Section):
     """Rounds in id order, noise keyed by (seed, episode, turn), no wall-clock ends: resumes are bit-exact on CPU."""
     kv_cache_mib: int = Field(1024, ge=1)
     """Byte budget of the local policy's keys and values, MiB."""
-
-
-class AdvantageConfig(Section):
-    """Boundary GAE: one pair of scalars inside a turn, one across its end."""
-
-    gamma_token: float = Field(1.0, ge=0, le=1)
-    """Discount from token to token inside a turn."""
-    lambda_token: float = Field(1.0, ge=0, le=1)
-    """GAE lambda inside a turn."""
-    gamma_turn: float = Field(1.0, ge=0, le=1)
-    """Discount across the end of a turn."""
-    lambda_turn: float = Field(0.95, ge=0, le=1)
-    """GAE lambda across the end of a turn."""
-    lambda_value: float = Field(1.0, ge=0, le=1)
-    """Lambda of the value targets, everywhere (decoupled; VC-PPO, arXiv:2503.01491)."""
-    whiten: Literal["none", "scale", "full"] = "full"
-    """`full` shifts and scales the batch's advantages, `scale` only scales."""
-    min_std: float = Field(0.1, gt=0)
-    """Floor of the deviation that whitening divides by."""
-
-
-class LossConfig(Section):
-    """The policy and value losses (Schulman et al., arXiv:1707.06347)."""
-
-    clip_low: float = Field(0.2, gt=0)
-    """The ratio is clipped at 1 - clip_low."""
-    clip_high: float = Field(0.28, gt=0)
-    """The ratio is clipped at 1 + clip_high (clip-higher, DAPO, arXiv:2503.14476)."""
-    dual_clip: float | None = Field(3.0, gt=1)
-    """Bound of the loss for negative advantages (arXiv:1912.09729); None for none."""
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
-        "token_mean"
-    )
-    """How token losses become one number; denominators are always those of the whole minibatch."""
-    norm_length: int = Field(1024, ge=1)
-    """The constant length of `seq_mean_token_sum_norm`, tokens."""
-    entropy_coef: float = Field(0.0, ge=0)
-    """Weight of the entropy bonus."""
-    value_clip: float | None = Field(None, gt=0)
-    """Range of the value's change; None for no clipping."""
-    kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL to the reference, as k1 in the reward."""
-
-
-class PpoConfig(Section):
-    """The PPO loop."""
-
-    iterations: int = Field(100, ge=0)
-    """Rollout batches that are trained on."""
-    epochs: int = Field(1, ge=1)
-    """Passes over each batch."""
-    minibatches: int = Field(2, ge=1)
-    """Optimiser steps in a pass."""
-    microbatch_tokens: int = Field(16384, ge=16)
-    """Padded tokens in one forward pass."""
-    logit_chunk: int = Field(2048, ge=1)
-    """Action tokens whose logits exist at once."""
-    advantage: AdvantageConfig = AdvantageConfig()
-    """Credit assignment."""
-    loss: LossConfig = LossConfig()
-    """Objectives."""
-    policy: OptimConfig = OptimConfig(lr=1e-4)
-    """The policy's optimiser."""
-    critic: OptimConfig = OptimConfig(lr=3e-4)
-    """The critic's optimiser."""
-    target_kl: float | None = Field(0.02, gt=0)
-    """The rest of an update is skipped once the k3 estimate is above 1.5 times this; None for never."""
-    warmup_collections: int = Field(2, ge=0)
-    """Most rollout batches that the critic alone is fitted to before the policy learns."""
-    warmup_epochs: int = Field(4, ge=1)
-    """Passes of the critic over each of these."""
-    warmup_explained_variance: float = 0.15
-    """Warm-up ends once the critic explains this share of the variance of rollouts it has not been fitted to."""
 
 
 class EvalConfig(Section):
@@ -303,6 +251,18 @@ class RunConfig(Section):
                 "rollout.sampling cuts the support (top_p, top_k or min_p): expected top_p = 1, top_k = 0, min_p = 0 in"
                 " training, because a token that could not be drawn has no likelihood to correct with. Evaluate with"
                 " cuts if you like, and train without."
+            )
+        advantage = self.ppo.advantage
+        if advantage.is_critic_free != (self.model.critic == "none"):
+            wanted = "model.critic = 'none'" if advantage.is_critic_free else "a critic ('head', 'adapter', 'separate')"
+            raise ValueError(
+                f"ppo.advantage.estimator = {advantage.estimator!r} needs {wanted}, found model.critic ="
+                f" {self.model.critic!r}: change one of the two."
+            )
+        if advantage.estimator in {"grpo", "rloo"} and self.rollout.episodes_per_task < 2:
+            raise ValueError(
+                f"ppo.advantage.estimator = {advantage.estimator!r} compares the attempts at a task: expected"
+                " rollout.episodes_per_task of at least 2, found 1."
             )
         if self.baseline.sft_continued and self.sft is None:
             raise ValueError("baseline.sft_continued continues SFT: add [sft], or leave the baseline out.")
