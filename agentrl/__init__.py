@@ -29,6 +29,8 @@ from agentrl.policy import MessagePolicy, ScriptedPolicy
 from agentrl.registry import make_env, register_environments
 from agentrl.reward import (
     Aggregator,
+    BatchNode,
+    BatchRecord,
     Combined,
     Component,
     Episode,
@@ -36,15 +38,20 @@ from agentrl.reward import (
     Part,
     RewardTree,
     Span,
+    Trained,
+    Transformed,
     TurnView,
     Weighted,
     clip,
     component,
+    constrained,
     evidence,
     gate,
+    group_relative,
     leaf,
     lexicographic,
     minimum,
+    normalised,
     product,
     require_some,
     shaping,
@@ -69,12 +76,16 @@ from agentrl.worker import Worker, WorkerLimits, WorkerPool
 
 if TYPE_CHECKING:
     from agentrl.evaluate import evaluate
+    from agentrl.replay.episode import replay_episode
+    from agentrl.replay.iteration import replay_iteration
     from agentrl.train import train
 
 __all__ = [
     "JSON",
     "AgentRLError",
     "Aggregator",
+    "BatchNode",
+    "BatchRecord",
     "Combined",
     "Component",
     "ConfigError",
@@ -99,7 +110,9 @@ __all__ = [
     "ToolError",
     "ToolResult",
     "ToolSchema",
+    "Trained",
     "Trajectory",
+    "Transformed",
     "TurnView",
     "Unscored",
     "Weighted",
@@ -112,15 +125,20 @@ __all__ = [
     "WorkerTimeout",
     "clip",
     "component",
+    "constrained",
     "did_you_mean",
     "evaluate",
     "evidence",
     "gate",
+    "group_relative",
     "leaf",
     "lexicographic",
     "make_env",
     "minimum",
+    "normalised",
     "product",
+    "replay_episode",
+    "replay_iteration",
     "require_some",
     "shaping",
     "tool",
@@ -130,6 +148,8 @@ __all__ = [
 
 
 _FUNCTIONS = ("evaluate", "train")
+_ELSEWHERE = {"replay_episode": "agentrl.replay.episode", "replay_iteration": "agentrl.replay.iteration"}
+"""Functions that are imported when they are asked for, by their module."""
 
 
 class _FunctionModule(ModuleType):
@@ -152,6 +172,8 @@ class _Package(ModuleType):
 def __getattr__(name: str) -> Any:
     if name in _FUNCTIONS:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, __all__)}")
 
 

@@ -175,7 +175,7 @@ class Appender:
 
     def append_record(self, record: JSON) -> None:
         """Appends one JSON line. Escaped to ASCII, so that any text a model wrote can be stored."""
-        self.append(json.dumps(record, separators=(",", ":"), default=_plain).encode("ascii") + b"\n")
+        self.append(line_of(record))
 
     def close(self) -> None:
         """Closes the file; more than once does no harm."""
@@ -186,6 +186,11 @@ class Appender:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def line_of(record: JSON) -> bytes:
+    """One JSON line, as `append_record` writes it."""
+    return json.dumps(record, separators=(",", ":"), default=_plain).encode("ascii") + b"\n"
 
 
 def end_of_lines(path: Path) -> int:

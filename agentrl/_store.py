@@ -10,7 +10,7 @@ episode's tokens are, in elements. The last line of an id counts: a second attem
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from agentrl._files import Appender, end_of_lines, read_json, read_lines, write_json, write_whole
+from agentrl._files import Appender, end_of_lines, line_of, read_json, read_lines, write_json, write_whole
 from agentrl.errors import RunError
 from agentrl.types import JSON, EndReason, Message, Task, ToolCall, ToolResult, Trajectory, Turn
 
@@ -107,6 +107,28 @@ class EpisodeFolder:
         self.close()
         partial.unlink()
 
+    def rewrite(self, trajectories: Sequence[Trajectory]) -> None:
+        """Replaces the lines of episodes that are here, all in one step; their tokens stay where they are.
+
+        Raises:
+            RunError: If one of them is not here, or has other tokens; nothing is changed then.
+        """
+        self.close()
+        path = self.path / "episodes.jsonl"
+        lines = list(read_lines(path))
+        place = {record["id"]: number for number, record in enumerate(lines)}
+        for trajectory in trajectories:
+            number = place.get(trajectory.id)
+            extent = None if number is None else extent_of(lines[number])
+            tokens = tokens_of(trajectory)
+            if number is None or extent is None or extent[1::2] != (len(tokens.ids), len(tokens.logprobs)):
+                raise RunError(
+                    f"{path} cannot be rewritten: expected it to hold episode {trajectory.id} with"
+                    f" {len(tokens.ids)} tokens, found {'no such episode' if extent is None else extent.n_ids}."
+                )
+            lines[number] = to_record(trajectory, extent)
+        write_whole(path, b"".join(line_of(record) for record in lines))
+
     def close(self) -> None:
         """Closes the files and leaves the folder as a kill would: nothing appended is lost."""
         for file in (self._lines, self._partial):
@@ -142,6 +164,15 @@ class EpisodeFolder:
     def write_request(self, request: Mapping[str, JSON]) -> None:
         """Writes what the evaluation is of, before its first episode."""
         write_json(self.path / "request.json", request)
+
+    @property
+    def reward_state(self) -> dict[str, JSON] | None:
+        """The state of the reward's batch node from before these episodes; None where it has none."""
+        return read_json(self.path / "reward_state.json")
+
+    def write_reward_state(self, state: Mapping[str, JSON]) -> None:
+        """Writes the state of the reward's batch node from before these episodes."""
+        write_json(self.path / "reward_state.json", state)
 
     def write_summary(self, summary: Mapping[str, JSON]) -> None:
         """Writes what the episodes show."""
@@ -196,10 +227,14 @@ class EpisodeFolder:
         path = self.path / "tokens.safetensors"
         if not path.exists():
             raise RunError(f"{path} is missing: the episodes beside it have tokens that were kept there.")
+        from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        arrays = load_file(path)
-        return Tokens(arrays["token_ids"], arrays["logprobs"])
+        try:
+            arrays = load_file(path)
+            return Tokens(arrays["token_ids"], arrays["logprobs"])
+        except (SafetensorError, KeyError) as error:
+            raise RunError(f"{path} is damaged: {error}. The episodes beside it have lost their tokens.") from error
 
 
 _NO_IDS: npt.NDArray[np.int32] = np.empty(0, dtype=_ID)

@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "measure a policy on an environment, with intervals",
     "play": "be the policy yourself",
     "explain": "show where an episode's reward came from",
+    "replay": "compute a stored iteration or execute a stored episode again, and compare",
     "list": "show environments, rewards and formats, and where they come from",
     "doctor": "check this machine, and say what to install",
 }

@@ -224,6 +224,27 @@ def compare(a: Iterable[Trajectory], b: Iterable[Trajectory], seed: int = 0) -> 
     return paired_difference([by_task_a[t] for t in common], [by_task_b[t] for t in common], common, seed)
 
 
+def environment_identity(env: ToolEnv, splits: Iterable[str], n_tasks: int) -> dict[str, JSON]:
+    """What makes two runs' environments the same: name, format, reward, source, and the digests of measured tasks.
+
+    Args:
+        env: The environment.
+        splits: Whose tasks are looked at.
+        n_tasks: How many of each, from its start.
+    """
+    digests = {}
+    for split in splits:
+        content = "".join(task.digest for task in _tasks(env, split, n_tasks))
+        digests[split] = hashlib.sha256(content.encode()).hexdigest()
+    return {
+        "env": env.name,
+        "format": env.format.name,
+        "reward": env.reward_tree.digest,
+        "source": source_digest(type(env)),
+        "task_digests": digests,
+    }
+
+
 def success_by_task(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """Each task's share of successes among its scored episodes."""
     outcomes: dict[str, list[bool]] = {}
@@ -303,7 +324,7 @@ def _description(env: ToolEnv, split: str, sampling: Sampling, options: EvalOpti
         "env": env.name,
         "settings": env.settings.model_dump(mode="json"),
         "format": env.format.name,
-        "source": _source_digest(type(env)),
+        "source": source_digest(type(env)),
         "reward": env.reward_tree.digest,
         "max_turns": env.max_turns,
         "split": split,
@@ -313,7 +334,7 @@ def _description(env: ToolEnv, split: str, sampling: Sampling, options: EvalOpti
     }
 
 
-def _source_digest(env_class: type) -> str:
+def source_digest(env_class: type) -> str:
     """SHA-256 of the file that defines the environment; empty where there is none."""
     module = sys.modules.get(env_class.__module__)
     path = Path(getattr(module, "__file__", None) or "")

@@ -4,7 +4,9 @@ runs/NAME/
   config.json                 resolved; running it again is the same run
   manifest.json               versions, commit, machine, task digests, seeds; one entry more for each resume
   metrics.jsonl               one line per iteration, appended and flushed
-  rollouts/000012/            episodes.jsonl, tokens.safetensors (tokens.partial while it is being written)
+  rollouts/000012/            episodes.jsonl, tokens.safetensors (tokens.partial while it is being written), and
+                              learning.safetensors once an update has learned from them; reward_state.json where the
+                              reward's root is a batch node: its state from before them
   model/made/                 the model made from nothing, where the config asks for one
   demonstrations/             episodes.jsonl, tokens.safetensors: what SFT learns from
   sft/000300/                 the model after so many SFT steps; sft/metrics.jsonl beside it
@@ -22,6 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +36,7 @@ from agentrl.configfile import as_tables, differences, load_config
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.types import JSON
 
-__all__ = ["EpisodeFolder", "Listener", "RunDir"]
+__all__ = ["EpisodeFolder", "Listener", "RunDir", "find_episode"]
 
 _MAY_DIFFER = {"runs_dir"}
 """Config keys that a resume may spell otherwise: they say where the run is, not what it is."""
@@ -164,6 +167,10 @@ class RunDir:
         """
         return EpisodeFolder(self.path / "rollouts" / _numbered(iteration))
 
+    def learning_path(self, iteration: int) -> Path:
+        """What the update of an iteration learned from (`UpdateRecord`); not there after a warm-up."""
+        return self.rollouts(iteration).path / "learning.safetensors"
+
     def move_later_rollouts(self, iteration: int) -> Path | None:
         """Moves rollouts and numbered evaluations after an iteration to `attempts/`.
 
@@ -226,6 +233,17 @@ class RunDir:
         """The folder of one evaluation: an iteration's, or a named one (`before`, `after`)."""
         return self.path / "evals" / (_numbered(tag) if isinstance(tag, int) else tag)
 
+    def set_aside_unfinished(self, tag: int | str) -> Path | None:
+        """Moves an evaluation that was interrupted to `attempts/`.
+
+        Done again from its start it meets the batches that it meets without interruption: others change last bits.
+
+        Returns:
+            The folder that it is in now, or None where there is none or it is whole.
+        """
+        folder = self.eval_dir(tag)
+        return None if (folder / "summary.json").exists() else self.set_aside(folder)
+
     def episode_folders(self) -> list[Path]:
         """Every folder with episodes, relative to the run: evaluations, rollouts, demonstrations, attempts."""
         found = [p.parent.relative_to(self.path) for p in self.path.glob("**/episodes.jsonl")]
@@ -279,3 +297,31 @@ class RunDir:
 
 def _numbered(iteration: int) -> str:
     return f"{iteration:06d}"
+
+
+def find_episode(run: Path, wanted: str, command: str) -> tuple[EpisodeFolder, dict[str, JSON]]:
+    """The record of an episode and the folder that it is in, by its id or a part of it that is its alone.
+
+    Args:
+        run: A run's folder, or a folder of episodes.
+        wanted: The id, or a part of it.
+        command: What to type for one of several, with `{folder}` and `{episode}` in it.
+
+    Raises:
+        UsageError: If there are no episodes, or none or several fit.
+    """
+    paths = sorted(path.parent for path in run.glob("**/episodes.jsonl"))
+    # What a resume went back behind is looked at only where a folder of it is named.
+    kept = [path for path in paths if "attempts" not in path.relative_to(run).parts]
+    if not kept:
+        raise UsageError(f"{run} holds no episodes: expected a run directory, or a folder with episodes.jsonl.")
+    found = [(folder, record) for folder in map(EpisodeFolder, kept) for record in folder.records()]
+    fitting = [pair for pair in found if pair[1]["id"] == wanted] or [p for p in found if wanted in p[1]["id"]]
+    if not fitting:
+        hint = f": one is {found[0][1]['id']!r}, for example" if found else ""
+        raise UsageError(f"{run} has no episode {wanted!r} among its {len(found)}{hint}.")
+    if len(fitting) > 1:
+        lines = (command.format(folder=quote(str(f.path)), episode=quote(r["id"])) for f, r in fitting[:8])
+        listed = "\n".join(f"  {line}" for line in lines)
+        raise UsageError(f"{len(fitting)} episodes fit {wanted!r}. Name one of them and its folder:\n{listed}")
+    return fitting[0]

@@ -124,7 +124,7 @@ def test_sections_come_and_go_with_flags(toml: str, capsys: pytest.CaptureFixtur
     ]
     config = resolved(capsys, "-c", toml, *flags)
     assert config["sft"] is None
-    assert (config["model"]["tiny"], config["model"]["lora"]) == (None, {"rank": 3, "alpha": 32.0})
+    assert (config["model"]["tiny"], config["model"]["lora"]) == (None, {"rank": 3, "alpha": 32.0, "layers": None})
     assert resolved(capsys, "-c", toml, "--sft.optim.lr", "0.5")["sft"]["optim"]["warmup_steps"] == 20
 
 

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from agentrl.config import OptimConfig, RunConfig
+from agentrl.config import OptimConfig, PpoConfig, RunConfig
 from agentrl.configfile import as_tables, differences, load_config, merge
 from agentrl.errors import ConfigError
 
@@ -120,3 +121,41 @@ def test_differences_are_dotted() -> None:
     old = {"a": {"b": 1, "c": None}, "d": [1]}
     new = {"a": {"b": 2, "c": {"x": 1}}, "d": [1], "e": "n"}
     assert differences(old, new) == ["a.b: 1 -> 2", 'a.c: null -> {"x": 1}', 'e: null -> "n"']
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        ("advantage", {"estimator": "grpo", "gamma_turn": 0.9}, "compares whole returns"),
+        ("advantage", {"estimator": "turn", "lambda_token": 0.9}, "read by estimator 'boundary' only"),
+        ("advantage", {"estimator": "rloo", "lambda_alpha": 0.1}, "has no lambda"),
+        ("kl", {"coef": 0.1, "estimator": "k3"}, "can point the wrong way"),
+        ("kl", {"coef": 0.1, "estimator": "k1", "placement": "loss"}, "its expected gradient there is 0"),
+        ("kl", {"target": 0.1}, "a coef of 0 stays 0"),
+        ("importance", {"band": [1.1, 2.0]}, "0 < low < 1 < high"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_wrong_are_refused(section: str, values: dict, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        PpoConfig.model_validate({section: values})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ppo": {"advantage": {"estimator": "grpo"}}}, "needs model.critic = 'none'"),
+        ({"model": {"path": "m", "critic": "none"}}, "needs a critic"),
+        (
+            {
+                "model": {"path": "m", "critic": "none"},
+                "ppo": {"advantage": {"estimator": "rloo"}},
+                "rollout": {"episodes_per_task": 1},
+            },
+            "compares the attempts at a task",
+        ),
+        ({"model": {"path": "m", "critic": "separate", "critic_gradient": True}}, "has its own"),
+    ],
+)
+def test_estimator_and_critic_must_belong_together(changes: dict, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        RunConfig.model_validate({"name": "t", "model": {"path": "m"}} | changes)

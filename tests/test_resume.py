@@ -86,18 +86,22 @@ def _finish(folder: Path) -> None:
     assert process.wait(timeout=240) == 0, (folder / "log").read_text()[-3000:]
 
 
+KILLS = 4
+"""Named phases are in test_resume_phases.py; these look for one that nobody thought of."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ten_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     whole = _prepare(tmp_path / "whole")
     _finish(whole)
     draw = random.Random(20)
     killed, attempt, folders = 0, 0, []
-    while killed < 10:
+    while killed < KILLS:
         folder = _prepare(tmp_path / f"killed-{attempt}")
         folders.append(folder)
         attempt += 1
-        while killed < 10:
+        while killed < KILLS:
             process = _start(folder)
             try:
                 process.wait(timeout=draw.uniform(2.0, 14.0))

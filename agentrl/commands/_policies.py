@@ -69,6 +69,7 @@ def find_subject(wanted: Wanted) -> Subject:
     Raises:
         UsageError: If it is nothing of the kind, or an environment setting cannot be used.
         MissingError: If packages or weights are missing.
+        CheckpointError: If the checkpoint that is asked for is damaged.
     """
     if wanted.model == EXPERT and wanted.base_url is None:
         env = _env(wanted)
@@ -117,7 +118,7 @@ def _endpoint(wanted: Wanted, base_url: str) -> Subject:
 
 
 def _run(wanted: Wanted) -> Subject:
-    from agentrl.learner.checkpoint import latest_good
+    from agentrl.learner.checkpoint import latest_good, verify
     from agentrl.train.parts import build_parts, set_threads
 
     run = RunDir.open(wanted.model)
@@ -126,8 +127,10 @@ def _run(wanted: Wanted) -> Subject:
     else:
         folder = latest_good(run.checkpoints) or latest_good(run.sft_dir)
     if folder is None or not folder.is_dir():
-        there = ", ".join(sorted(path.name for path in run.checkpoints.glob("*"))) or "none"
+        there = ", ".join(sorted(path.name for path in run.checkpoints.glob("[!.]*"))) or "none"
         raise UsageError(f"{run.path} has no such checkpoint: expected one of {there}.")
+    if wanted.checkpoint is not None:
+        verify(folder)
     config = run.config.model_copy(update={"env": _env(wanted, run.config.env)})
     source = run.model_dir if config.model.tiny is not None else config.model.path
     set_threads(config)

@@ -45,7 +45,7 @@ class AdvantageConfig(Section):
     """GAE lambda across the end of a turn; for `action` that of each token."""
     lambda_alpha: float | None = Field(None, gt=0)
     """Length-adaptive lambda_turn = 1 - 1 / (alpha K) for an episode of K turns instead of the constant one (VAPO,
-    arXiv:2504.05118); worth it from about 20 turns on."""
+    arXiv:2504.05118); worth it from about 20 turns on. For `action` K counts tokens."""
     lambda_value: float = Field(1.0, ge=0, le=1)
     """Lambda of the value targets, everywhere (decoupled; VC-PPO, arXiv:2503.01491)."""
     group_scale: bool = True
@@ -73,6 +73,11 @@ class AdvantageConfig(Section):
                 f"ppo.advantage.gamma_token and lambda_token are read by estimator 'boundary' only, and it is"
                 f" {self.estimator!r}: expected both to be 1; set gamma_turn and lambda_turn instead."
             )
+        if self.estimator in {"grpo", "rloo"} and self.gamma_turn != 1.0:
+            raise ValueError(
+                f"ppo.advantage.gamma_turn = {self.gamma_turn}: estimator {self.estimator!r} compares whole returns and"
+                " discounts nothing; expected 1."
+            )
         if self.is_critic_free and self.lambda_alpha is not None:
             raise ValueError(f"ppo.advantage.lambda_alpha: estimator {self.estimator!r} has no lambda; leave it out.")
         return self
@@ -99,8 +104,6 @@ class LossConfig(Section):
     """Range of the value's change; None for no clipping."""
     value_coef: float = Field(0.1, gt=0)
     """Weight of the value loss where it reaches the policy's weights (`model.critic_gradient`)."""
-    kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL to the reference, as k1 in the reward."""
 
 
 class KlConfig(Section):
@@ -118,7 +121,21 @@ class KlConfig(Section):
     horizon: int = Field(10_000, ge=1)
     """Episodes over which the weight adapts."""
     stat: Literal["token_mean", "seq_sum"] = "token_mean"
-    """What `target` counts: the mean over tokens of each episode's mean, or the mean of the episodes' sums."""
+    """What `target` counts: the mean over episodes of each one's mean over its tokens, or of each one's sum."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference policy is read at all."""
+        return self.coef > 0 or self.target is not None
+
+    @model_validator(mode="after")
+    def _adaptable(self) -> Self:
+        if self.target is not None and self.coef == 0:
+            raise ValueError(
+                f"ppo.kl.target = {self.target} adapts ppo.kl.coef by factors, and a coef of 0 stays 0: expected a coef"
+                " above 0 to begin with, such as 0.01."
+            )
+        return self
 
     @model_validator(mode="after")
     def _right_gradient(self) -> Self:
@@ -148,6 +165,11 @@ class ImportanceConfig(Section):
     band: tuple[float, float] | None = None
     """Episodes whose geometric mean of learner / engine leaves this band are masked; None for no mask."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is corrected."""
+        return self.weight != "none" or self.band is not None
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.band is not None and not 0 < self.band[0] < 1 < self.band[1]:
@@ -160,6 +182,9 @@ class PpoConfig(Section):
 
     iterations: int = Field(100, ge=0)
     """Rollout batches that are trained on."""
+    rollout_tokens: int | None = Field(None, ge=1)
+    """Training ends with the iteration that brings its rollouts to so many tokens, sampled and observed, where
+    `iterations` have not ended it before; None for no such budget."""
     epochs: int = Field(1, ge=1)
     """Passes over each batch."""
     minibatches: int = Field(2, ge=1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import InvariantError
+from agentrl.learner.packing import LINE_TOKENS, fill_lines, group_lines
 from agentrl.types import Packed, Trajectory
 
 
@@ -31,6 +32,7 @@ class Row:
         reward_N: float64; a turn's reward on its last token.
         bootstraps: Whether the critic's value of the final state stands for what would have come.
         versions: Versions of the policy that sampled it, sorted.
+        task: Id of the task that was attempted.
     """
 
     episode: str
@@ -41,6 +43,7 @@ class Row:
     reward_N: Tensor
     bootstraps: bool
     versions: tuple[int, ...]
+    task: str
 
     @property
     def n_tokens(self) -> int:
@@ -60,6 +63,7 @@ class Rollout:
         logprob_N: float64, the engine's.
         reward_N: float64.
         bootstraps_B: bool.
+        group_B: int64, 0 to G - 1 in the order of first appearance; the attempts at one task share a number.
         n_error: Trajectories left out because they ended in an error.
         n_empty: Trajectories left out because the policy sampled nothing in them.
     """
@@ -71,6 +75,7 @@ class Rollout:
     logprob_N: Tensor
     reward_N: Tensor
     bootstraps_B: Tensor
+    group_B: Tensor
     n_error: int = 0
     n_empty: int = 0
 
@@ -79,6 +84,7 @@ class Rollout:
         """Lays rows out one after the other."""
         start_B = torch.tensor([0, *(row.action_N.numel() for row in rows)]).cumsum(0)
         nothing = torch.zeros(0)
+        groups: dict[str, int] = {}
         return cls(
             tuple(rows),
             start_B,
@@ -87,6 +93,7 @@ class Rollout:
             torch.cat([nothing.double(), *(row.logprob_N for row in rows)]),
             torch.cat([nothing.double(), *(row.reward_N for row in rows)]),
             torch.tensor([row.bootstraps for row in rows], dtype=torch.bool),
+            torch.tensor([groups.setdefault(row.task, len(groups)) for row in rows], dtype=torch.int64),
             n_error,
             n_empty,
         )
@@ -99,7 +106,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows that go through the trunk together, padded on the right.
+    """Rows that go through the trunk together, in lines that are padded on the right; a packed line holds several.
 
     Attributes:
         token_ids_BT: int64. No attention mask is needed: what stands to the right never reaches a causal model's
@@ -146,46 +153,53 @@ def read_rollout(trajectories: Sequence[Trajectory], *, context: int, vocab_size
     return Rollout.of(rows, n_error, n_empty)
 
 
-def make_microbatches(rollout: Rollout, rows: Sequence[int], budget: int, device: torch.device) -> list[MicroBatch]:
-    """Splits rows into micro-batches, longest first, so that rows of like length share one and little is padding.
+def make_microbatches(
+    rollout: Rollout, rows: Sequence[int], budget: int, device: torch.device, packing: bool = False
+) -> list[MicroBatch]:
+    """Splits rows into micro-batches by token budget, lines of like length together.
 
     Args:
         rollout: Where the rows are.
         rows: Which ones.
         budget: Most tokens of a micro-batch, padding included; a longer row goes alone.
         device: Where the model is.
+        packing: Whether several rows share a line. The model must keep them apart: see `ActorCritic.check_packing`.
     """
-    order = sorted(rows, key=lambda row: -rollout.rows[row].n_tokens)
-    groups: list[list[int]] = []
-    width = 0
-    for row in order:
-        if groups and (len(groups[-1]) + 1) * width <= budget:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-            width = rollout.rows[row].n_tokens
-    return [_pad(rollout, group, device) for group in groups]
+    lengths = [rollout.rows[row].n_tokens for row in rows]
+    lines = fill_lines(lengths, min(budget, LINE_TOKENS)) if packing else [[index] for index in range(len(lengths))]
+    widths = [sum(lengths[index] for index in line) for line in lines]
+    return [
+        _lay_out(rollout, [[rows[index] for index in lines[line]] for line in group], device)
+        for group in group_lines(widths, budget)
+    ]
 
 
-def _pad(rollout: Rollout, group: Sequence[int], device: torch.device) -> MicroBatch:
-    rows = [rollout.rows[row] for row in group]
-    width = max(row.n_tokens for row in rows)
-    token_ids_BT = torch.zeros(len(rows), width, dtype=torch.int64)
-    for line, row in enumerate(rows):
-        token_ids_BT[line, : row.n_tokens] = row.token_ids_T
-    starts = rollout.start_B.tolist()
-    index_N = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in group])
-    state_N = torch.cat([row.action_N - 1 + line * width for line, row in enumerate(rows)])
-    final_B = torch.tensor([row.n_tokens - 1 + line * width for line, row in enumerate(rows)])
-    target_N = torch.cat([row.token_ids_T[row.action_N] for row in rows])
+def _lay_out(rollout: Rollout, lines: Sequence[Sequence[int]], device: torch.device) -> MicroBatch:
+    width = max(sum(rollout.rows[row].n_tokens for row in line) for line in lines)
+    token_ids_BT = torch.zeros(len(lines), width, dtype=torch.int64)
+    positions: list[Tensor] = []
+    placed: list[tuple[int, Row, int]] = []
+    for number, line in enumerate(lines):
+        end = 0
+        for row in line:
+            start, end = end, end + rollout.rows[row].n_tokens
+            token_ids_BT[number, start:end] = rollout.rows[row].token_ids_T
+            positions.append(torch.arange(end - start))
+            placed.append((row, rollout.rows[row], number * width + start))
+        # What is left of a line counts as a row: its places start at 0 again, so that none is beyond the context.
+        positions.append(torch.arange(width - end))
+    # One line of places for all leaves the attention without a mask, which is faster; the first line is the longest.
+    n_lines = 1 if len(placed) == len(lines) else len(lines)
+    position_ids = torch.cat(positions)[: n_lines * width].view(n_lines, width)
+    first_B = rollout.start_B.tolist()
     return MicroBatch(
         token_ids_BT.to(device),
-        torch.arange(width, device=device)[None],
-        state_N.to(device),
-        target_N.to(device),
-        final_B.to(device),
-        index_N,
-        torch.tensor(list(group)),
+        position_ids.to(device),
+        torch.cat([row.action_N - 1 + start for _, row, start in placed]).to(device),
+        torch.cat([row.token_ids_T[row.action_N] for _, row, _ in placed]).to(device),
+        torch.tensor([start + row.n_tokens - 1 for _, row, start in placed]).to(device),
+        torch.cat([torch.arange(first_B[index], first_B[index + 1]) for index, _, _ in placed]),
+        torch.tensor([index for index, _, _ in placed]),
     )
 
 
@@ -202,6 +216,7 @@ def _read_row(trajectory: Trajectory, context: int, vocab_size: int) -> Row:
         torch.from_numpy(packed.reward_T[action_N]),
         trajectory.end.bootstraps,
         tuple(sorted({turn.policy_version for turn in trajectory.turns})),
+        trajectory.task.id,
     )
 
 

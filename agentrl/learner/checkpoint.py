@@ -12,12 +12,15 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agentrl._files import naming_full_disk
-from agentrl.errors import CheckpointError
+from agentrl.configfile import differences
+from agentrl.errors import AgentRLError, CheckpointError
+from agentrl.types import JSON
 
 MANIFEST = "manifest.json"
 _DRAFT = ".draft-"
@@ -134,6 +137,46 @@ def read_state(path: Path) -> dict[str, Any]:
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{path} cannot be read as a training state: {error}") from error
     return state
+
+
+def check_config(folder: Path, state: Mapping[str, Any], config: Mapping[str, JSON]) -> None:
+    """Refuses a checkpoint of another config.
+
+    Args:
+        folder: The checkpoint.
+        state: What `read_state` read in it; its `config` is compared.
+        config: The run's tables. `runs_dir` may differ: it says where the run is, not what it is.
+
+    Raises:
+        CheckpointError: If keys differ; it lists them.
+    """
+    if "config" not in state:
+        raise CheckpointError(f"checkpoint {folder} does not say which config it is of: another agentrl wrote it.")
+    changed = [line for line in differences(state["config"], config) if line.split(":")[0] != "runs_dir"]
+    if changed:
+        listed = "\n".join(f"  {line}" for line in changed)
+        raise CheckpointError(
+            f"checkpoint {folder} belongs to another config; these keys differ (checkpoint -> run):\n{listed}\n"
+            "Put the run's own checkpoints back, or remove this one: the run then goes on from the one before."
+        )
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """While a state is taken over: what does not fit is said to be this checkpoint's.
+
+    Raises:
+        CheckpointError: If parts of the state are missing or of other shapes.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, AgentRLError):
+            raise
+        raise CheckpointError(
+            f"checkpoint {folder} holds another training state than this agentrl reads ({type(error).__name__}:"
+            f" {error}). Go on with the version that wrote it (manifest.json names it), or start a new run."
+        ) from error
 
 
 def _by_age(root: Path) -> list[Path]:

@@ -38,6 +38,10 @@ class Share:
     weight_N: Tensor
     n_tokens: int
 
+    def keep(self, keep_N: Tensor | None) -> Share:
+        """Without some more tokens, at unchanged weights and denominators: nobody else counts for more."""
+        return self if keep_N is None else Share(self.mask_N & keep_N, self.weight_N, self.n_tokens)
+
     def take(self, index_N: Tensor) -> Share:
         """The share of some tokens (a micro-batch): same weights, same denominators."""
         return Share(self.mask_N[index_N], self.weight_N[index_N], self.n_tokens)
@@ -86,11 +90,19 @@ def aggregate(loss_N: Tensor, share: Share) -> Tensor:
 
 
 def policy_loss(
-    logprob_N: Tensor, old_logprob_N: Tensor, advantage_N: Tensor, share: Share, config: LossConfig
+    logprob_N: Tensor,
+    old_logprob_N: Tensor,
+    advantage_N: Tensor,
+    share: Share,
+    config: LossConfig,
+    *,
+    weight_N: Tensor | None = None,
+    keep_N: Tensor | None = None,
 ) -> tuple[Tensor, Metrics]:
     """Clipped surrogate with clip-higher and dual clip.
 
-    With rho = exp(logprob - old):  max(-A rho, -A clip(rho, 1 - low, 1 + high)), and at most -c A where A < 0.
+    With rho = exp(logprob - old):  max(-A rho, -A clip(rho, 1 - low, 1 + high)), and at most -c A where A < 0; that
+    times the token's importance weight.
 
     Args:
         logprob_N: Of the sampled tokens under the policy that learns; carries the gradient.
@@ -98,21 +110,24 @@ def policy_loss(
         advantage_N: Advantages.
         share: What each token counts.
         config: Clip ranges.
+        weight_N: Importance weights, constants; None for 1.
+        keep_N: bool; False takes a token out of the loss, after the denominators were counted. None keeps all.
 
     Returns:
-        The loss (a scalar) and, as means over the minibatch's tokens: `clip_fraction` and its parts `_upper` and
-        `_lower` (where clipping took the gradient away), `clip_fraction_dual`, the KL estimates `kl` (k3) and `kl_k1`;
-        and `ratio_max`.
+        The loss (a scalar) and metrics. As shares of the minibatch's tokens: `clip_fraction` and its parts `_upper` and
+        `_lower` (where clipping took the gradient away from a kept token), `clip_fraction_dual`. As means over the
+        minibatch's tokens, kept or not, since all of them drift: the KL estimates `kl` (k3) and `kl_k1`. And
+        `ratio_max`.
 
-    Source: arXiv:1707.06347; dual clip, arXiv:1912.09729; clip-higher, arXiv:2503.14476.
+    Source: arXiv:1707.06347; dual clip, arXiv:1912.09729; clip-higher, arXiv:2503.14476; weights, arXiv:2110.00641.
     """
-    mask_N = share.mask_N
-    log_ratio_N = torch.where(mask_N, logprob_N - old_logprob_N, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    advantage_N = torch.where(mask_N, advantage_N, 0.0).to(log_ratio_N.dtype)
+    kept = share.keep(keep_N)
+    log_ratio_N = _log_ratio(logprob_N, old_logprob_N, kept.mask_N)
+    advantage_N = torch.where(kept.mask_N, advantage_N, 0.0).to(log_ratio_N.dtype)
     ratio_N = log_ratio_N.exp()
     clipped_N = ratio_N.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     loss_N = torch.maximum(-advantage_N * ratio_N, -advantage_N * clipped_N)
-    is_dual_N = torch.zeros_like(mask_N)
+    is_dual_N = torch.zeros_like(kept.mask_N)
     if config.dual_clip is not None:
         bound_N = -config.dual_clip * advantage_N
         is_dual_N = (advantage_N < 0) & (loss_N > bound_N)
@@ -121,15 +136,46 @@ def policy_loss(
         upper_N = (advantage_N > 0) & (ratio_N > 1.0 + config.clip_high)
         lower_N = (advantage_N < 0) & (ratio_N < 1.0 - config.clip_low)
         metrics = {
-            "clip_fraction": _mean(upper_N | lower_N, share),
-            "clip_fraction_upper": _mean(upper_N, share),
-            "clip_fraction_lower": _mean(lower_N, share),
-            "clip_fraction_dual": _mean(is_dual_N, share),
-            "kl": _mean(kl_k3(-log_ratio_N, torch.zeros_like(log_ratio_N)), share),
-            "kl_k1": _mean(-log_ratio_N, share),
-            "ratio_max": ratio_N.max() if ratio_N.numel() else torch.ones(()),
+            "clip_fraction": _mean(upper_N | lower_N, kept),
+            "clip_fraction_upper": _mean(upper_N, kept),
+            "clip_fraction_lower": _mean(lower_N, kept),
+            "clip_fraction_dual": _mean(is_dual_N, kept),
+            **_drift(_log_ratio(logprob_N, old_logprob_N, share.mask_N), share),
         }
-    return aggregate(loss_N, share), metrics
+    return aggregate(_weighted(loss_N, weight_N), kept), metrics
+
+
+def kl_loss(
+    logprob_N: Tensor,
+    old_logprob_N: Tensor,
+    reference_N: Tensor,
+    share: Share,
+    *,
+    weight_N: Tensor | None = None,
+    keep_N: Tensor | None = None,
+) -> Tensor:
+    """KL(policy, reference) as a loss, whose gradient is that of the KL in each visited state: rho k2, rho detached.
+
+    With rho = exp(logprob - old), a constant, this holds however far the policy has moved from the one that sampled:
+    E_old[rho (logprob - reference) grad logprob] = E_policy[(logprob - reference) grad logprob] = grad KL.
+
+    Args:
+        logprob_N: Of the sampled tokens under the policy that learns; carries the gradient.
+        old_logprob_N: Under the policy as it was when the batch was collected.
+        reference_N: Under the reference.
+        share: What each token counts.
+        weight_N: Importance weights, constants: old / engine, where the engine sampled from another policy still.
+        keep_N: bool; as in `policy_loss`.
+
+    Returns:
+        The loss (a scalar), before its coefficient. Its value is no estimate of the KL; its gradient is.
+
+    Source: arXiv:2510.01555; arXiv:2512.21852.
+    """
+    kept = share.keep(keep_N)
+    ratio_N = _log_ratio(logprob_N.detach(), old_logprob_N, kept.mask_N).exp()
+    k2_N = kl_k2(*(torch.where(kept.mask_N, x_N, 0.0) for x_N in (logprob_N, reference_N)))
+    return aggregate(_weighted(ratio_N * k2_N, weight_N), kept)
 
 
 def value_loss(
@@ -141,7 +187,7 @@ def value_loss(
         value_N: Of the critic that learns; carries the gradient.
         old_value_N: As they were when the batch was collected; read only where `clip` is given.
         return_N: Value targets, never whitened.
-        share: What each token counts.
+        share: What each token with a value loss counts; its denominators are those of these tokens.
         clip: Range of the change, or None.
 
     Returns:
@@ -162,9 +208,14 @@ def value_loss(
     return aggregate(0.5 * error_N, share), {"clip_fraction": _mean(is_clipped_N, share)}
 
 
-def entropy_loss(entropy_N: Tensor, share: Share, coef: float) -> tuple[Tensor, Metrics]:
-    """The entropy bonus as a loss: -coef times the aggregated entropy, nats. The metric `entropy` is the mean."""
-    return -coef * aggregate(entropy_N, share), {"entropy": _mean(entropy_N.detach(), share)}
+def entropy_loss(
+    entropy_N: Tensor, share: Share, coef: float, *, keep_N: Tensor | None = None
+) -> tuple[Tensor, Metrics]:
+    """The entropy bonus as a loss: -coef times the aggregated entropy of the kept tokens, nats.
+
+    The metric `entropy` is the mean over the minibatch's tokens, kept or not.
+    """
+    return -coef * aggregate(entropy_N, share.keep(keep_N)), {"entropy": _mean(entropy_N.detach(), share)}
 
 
 def kl_k1(logprob_N: Tensor, other_N: Tensor) -> Tensor:
@@ -197,6 +248,23 @@ def merge_metrics(total: Metrics, part: Mapping[str, Tensor]) -> None:
             total[name] = total[name] + value
 
 
+def _log_ratio(logprob_N: Tensor, old_logprob_N: Tensor, mask_N: Tensor) -> Tensor:
+    return torch.where(mask_N, logprob_N - old_logprob_N, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _weighted(loss_N: Tensor, weight_N: Tensor | None) -> Tensor:
+    return loss_N if weight_N is None else loss_N * weight_N.detach().to(loss_N.dtype)
+
+
+def _drift(log_ratio_N: Tensor, share: Share) -> Metrics:
+    ratio_max = log_ratio_N.max().exp() if log_ratio_N.numel() else torch.ones(())
+    return {
+        "kl": _mean(kl_k3(-log_ratio_N, torch.zeros_like(log_ratio_N)), share),
+        "kl_k1": _mean(-log_ratio_N, share),
+        "ratio_max": ratio_max,
+    }
+
+
 def _mean(x_N: Tensor, share: Share) -> Tensor:
-    x_N = x_N if x_N.is_floating_point() else x_N.float()
+    x_N = x_N if x_N.is_floating_point() else x_N.double()
     return torch.where(share.mask_N, x_N, 0.0).sum() / max(share.n_tokens, 1)

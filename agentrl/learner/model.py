@@ -14,20 +14,21 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from agentrl.config import LoraConfig, ModelConfig
+from agentrl.config import ModelConfig
 from agentrl.errors import CheckpointError, ConfigError
+from agentrl.learner.adapters import CRITIC, POLICY, REFERENCE, Adapters
 from agentrl.learner.batch import MicroBatch
 from agentrl.learner.logits import logprob_and_entropy
+from agentrl.learner.trunk import Around, check_head, check_layers, check_packing, checkpointed, trunk_states
 
-POLICY, CRITIC, REFERENCE = "policy", "critic", "reference"
 _CRITIC_FILE = "critic.safetensors"
 
 
@@ -54,31 +55,40 @@ class ActorCritic(nn.Module):
         config: As given.
     """
 
-    def __init__(self, policy: Any, config: ModelConfig, *, logit_chunk: int = 2048, seed: int = 0) -> None:
+    def __init__(
+        self, policy: Any, config: ModelConfig, *, logit_chunk: int = 2048, seed: int = 0, packing: bool = False
+    ) -> None:
         """Attaches a critic to a loaded model.
 
         Args:
             policy: A transformers causal model (Llama, Qwen, Mistral and their like), on its device, in its type.
-            config: `lora` and `critic` are read.
+            config: `lora`, `critic`, `critic_gradient` and `gradient_checkpointing` are read.
             logit_chunk: Tokens whose logits exist at once.
             seed: Of the adapters' first values.
+            packing: Whether micro-batches will be packed; then the model is tried first.
 
         Raises:
-            ConfigError: If the model's logits are not its output embedding applied to its trunk's last hidden state.
+            ConfigError: If the model's logits are not its output embedding applied to its trunk's last hidden state, if
+                it has fewer layers than adapters are asked for, or cannot be packed or checkpointed as asked.
         """
         super().__init__()
         self.config = config
         self.policy = policy
         self._chunk = logit_chunk
-        self._peft: Any = None
+        self._adapters: Adapters | None = None
         self._reference: nn.Module | None = None
-        _check_head(policy)
+        check_head(policy)
+        if config.gradient_checkpointing:
+            check_layers(policy)
+        if packing:
+            self.check_packing()
         if config.lora is not None:
-            self._add_adapters(config.lora, seed)
+            self._adapters = Adapters(policy, config.lora, critic=config.critic == "adapter", seed=seed)
         self.critic = nn.ModuleDict()
         if config.critic == "separate":
             self.critic["trunk"] = copy.deepcopy(_trunk(policy))
-        self.critic["head"] = _value_head(policy)
+        if self.has_critic:
+            self.critic["head"] = _zero_head(policy)
         self.eval()
 
     def train(self, mode: bool = True) -> Self:  # noqa: ARG002
@@ -106,6 +116,11 @@ class ActorCritic(nn.Module):
         return int(self.policy.get_input_embeddings().weight.shape[0])
 
     @property
+    def has_critic(self) -> bool:
+        """Whether there are values; not for the critic-free estimators."""
+        return self.config.critic != "none"
+
+    @property
     def shares_trunk(self) -> bool:
         """Whether one pass through the trunk gives both logprobs and values."""
         return self.config.critic == "head"
@@ -113,17 +128,25 @@ class ActorCritic(nn.Module):
     @property
     def has_reference(self) -> bool:
         """Whether `reference_logprobs` can be asked: always with LoRA, else once `begin_rl` has fixed one."""
-        return self._peft is not None or self._reference is not None
+        return self._adapters is not None or self._reference is not None
+
+    def check_packing(self) -> None:
+        """Tries whether rows that share a line are kept apart.
+
+        Raises:
+            ConfigError: If this model does not.
+        """
+        check_packing(_trunk(self.policy), self.vocab_size, self.device)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """What the policy's optimiser trains."""
-        if self._peft is not None:
-            return self._adapter(POLICY)
+        if self._adapters is not None:
+            return self._adapters.parameters(POLICY)
         return list(self.policy.parameters())
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """What the critic's optimiser trains."""
-        adapter = self._adapter(CRITIC) if self.config.critic == "adapter" else []
+        """What the critic's optimiser trains; nothing where there is no critic."""
+        adapter = self._adapters.parameters(CRITIC) if self._adapters is not None else []
         return adapter + list(self.critic.parameters())
 
     def begin_rl(self, *, reference: bool) -> None:
@@ -135,20 +158,24 @@ class ActorCritic(nn.Module):
         """
         if self.config.critic == "separate":
             self.critic["trunk"].load_state_dict(_trunk(self.policy).state_dict())
-        elif self.config.critic == "adapter":
-            self._copy_adapter(POLICY, CRITIC)
+        elif self.config.critic == "adapter" and self._adapters is not None:
+            self._adapters.copy(POLICY, CRITIC)
         if not reference:
             return
-        if self._peft is None:
+        if self._adapters is None:
             self._reference = copy.deepcopy(self.policy).requires_grad_(False)
-        elif any(bool(weight.any()) for name, weight in self._named(POLICY) if "lora_B" in name):
-            self._add_reference_adapter()
-            self._copy_adapter(POLICY, REFERENCE)
+        elif not self._adapters.policy_is_fresh:
+            self._adapters.add_reference()
+            self._adapters.copy(POLICY, REFERENCE)
 
     def set_value_bias(self, value: float) -> None:
-        """Sets the value head's bias, so that an untrained critic says the mean return and not 0."""
+        """Sets the value head's bias, so that an untrained critic says the mean return and not 0.
+
+        Raises:
+            ConfigError: If there is no critic.
+        """
         with torch.no_grad():
-            self.critic["head"].bias.fill_(value)  # type: ignore[operator]
+            self._value_head().bias.fill_(value)
 
     def policy_logprobs(self, batch: MicroBatch, temperature: float, *, entropy_grad: bool = False) -> PolicyScores:
         """Scores the sampled tokens with the policy; gradients flow to `policy_parameters`."""
@@ -158,25 +185,38 @@ class ActorCritic(nn.Module):
         """The critic's values; gradients flow to `critic_parameters` and never into the policy.
 
         V of a token is read one position before it, from the state that the token was drawn in.
+
+        Raises:
+            ConfigError: If there is no critic.
         """
+        self._value_head()
         if self.shares_trunk:
             with torch.no_grad():
                 states_SH = self._states(_trunk(self.policy), batch)
             return self._values(states_SH, batch)
-        if self.config.critic == "adapter":
-            with self._active(CRITIC):
-                return self._values(self._states(_trunk(self.policy), batch), batch)
+        if self.config.critic == "adapter" and self._adapters is not None:
+            with self._adapters.active(CRITIC):
+                again = partial(self._adapters.active, CRITIC)
+                return self._values(self._states(_trunk(self.policy), batch, again), batch)
         return self._values(self._states(self.critic["trunk"], batch), batch)
 
     def score(
         self, batch: MicroBatch, temperature: float, *, entropy_grad: bool = False
     ) -> tuple[PolicyScores, ValueScores]:
-        """`policy_logprobs` and `values` in one; a single pass where the critic is a head on the policy's trunk."""
+        """`policy_logprobs` and `values` in one; a single pass where the critic is a head on the policy's trunk.
+
+        There, with `ModelConfig.critic_gradient`, the values' gradients flow to `policy_parameters` as well; otherwise
+        as in `values`.
+
+        Raises:
+            ConfigError: If there is no critic.
+        """
+        self._value_head()
         if not self.shares_trunk:
             return self.policy_logprobs(batch, temperature, entropy_grad=entropy_grad), self.values(batch)
         states_SH = self._states(_trunk(self.policy), batch)
         scores = self._scores(self.policy, states_SH, batch, temperature, entropy_grad)
-        return scores, self._values(states_SH.detach(), batch)
+        return scores, self._values(states_SH if self.config.critic_gradient else states_SH.detach(), batch)
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch, temperature: float) -> Tensor:
@@ -188,7 +228,7 @@ class ActorCritic(nn.Module):
         if not self.has_reference:
             raise ConfigError("no reference policy: call ActorCritic.begin_rl(reference=True) once, before PPO starts.")
         model = self.policy if self._reference is None else self._reference
-        with self._as_reference():
+        with nullcontext() if self._adapters is None else self._adapters.as_reference():
             return self._scores(model, self._states(_trunk(model), batch), batch, temperature, False).logprob_N
 
     def save(self, folder: Path) -> None:
@@ -201,18 +241,15 @@ class ActorCritic(nn.Module):
 
         trainer = folder / "trainer"
         trainer.mkdir(parents=True, exist_ok=True)
-        if self._peft is None:
+        if self._adapters is None:
             self.policy.save_pretrained(folder)
         else:
-            # Told not to look for changed embeddings, for which peft would ask the hub.
-            self._peft.save_pretrained(
-                folder, selected_adapters=list(self._peft.peft_config), save_embedding_layers=False
-            )
+            self._adapters.save(folder)
         if self._reference is not None:
             self._reference.save_pretrained(trainer / REFERENCE)  # type: ignore[operator]
-        save_file(
-            {name: weight.contiguous() for name, weight in self.critic.state_dict().items()}, trainer / _CRITIC_FILE
-        )
+        if self.has_critic:
+            weights = {name: weight.contiguous() for name, weight in self.critic.state_dict().items()}
+            save_file(weights, trainer / _CRITIC_FILE)
 
     def load(self, folder: Path) -> None:
         """Reads what `save` wrote, bit for bit, the reference included.
@@ -224,11 +261,12 @@ class ActorCritic(nn.Module):
 
         trainer = folder / "trainer"
         try:
-            if self._peft is None:
+            if self._adapters is None:
                 self.policy.load_state_dict(_read_model(self.policy, folder))
             else:
-                self._load_adapters(folder)
-            self.critic.load_state_dict(load_file(trainer / _CRITIC_FILE))
+                self._adapters.load(folder)
+            if self.has_critic:
+                self.critic.load_state_dict(load_file(trainer / _CRITIC_FILE))
             if (trainer / REFERENCE).is_dir():
                 self._reference = copy.deepcopy(self.policy).requires_grad_(False)
                 self._reference.load_state_dict(_read_model(self.policy, trainer / REFERENCE))
@@ -238,31 +276,10 @@ class ActorCritic(nn.Module):
                 " Expected a checkpoint that was saved with the same [model] section."
             ) from error
 
-    def _load_adapters(self, folder: Path) -> None:
-        from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-        from safetensors.torch import load_file
-
-        if (folder / REFERENCE).is_dir():
-            self._add_reference_adapter()
-        for adapter in self._peft.peft_config:
-            weights = load_file(folder / adapter / "adapter_model.safetensors")
-            if set(weights) != set(get_peft_model_state_dict(self._peft, adapter_name=adapter)):
-                raise ValueError(f"adapter {adapter!r} covers other layers")
-            set_peft_model_state_dict(self._peft, weights, adapter_name=adapter)
-
-    def _add_reference_adapter(self) -> None:
-        if REFERENCE not in self._peft.peft_config:
-            with self._borrowed_generator():
-                self._peft.add_adapter(REFERENCE, self._peft.peft_config[POLICY])
-        self._activate(POLICY)
-
-    def _states(self, trunk: Any, batch: MicroBatch) -> Tensor:
-        """[N + B, H]: the states before the sampled tokens, then the rows' final states."""
-        # Without a cache and a mask, transformers lets the attention kernel be causal by itself, and tells packed rows
-        # apart by their positions; with either of the two it would do neither.
-        out = trunk(batch.token_ids_BT, attention_mask=None, position_ids=batch.position_ids, use_cache=False)
-        hidden_BTH: Tensor = out.last_hidden_state
-        return hidden_BTH.flatten(0, 1).index_select(0, torch.cat([batch.state_N, batch.final_B]))
+    def _states(self, trunk: Any, batch: MicroBatch, around: Around | None = None) -> Tensor:
+        saving = self.config.gradient_checkpointing and torch.is_grad_enabled()
+        with checkpointed(trunk, around) if saving else nullcontext():
+            return trunk_states(trunk, batch)
 
     def _scores(
         self, model: Any, states_SH: Tensor, batch: MicroBatch, temperature: float, entropy_grad: bool
@@ -281,75 +298,22 @@ class ActorCritic(nn.Module):
         )
 
     def _values(self, states_SH: Tensor, batch: MicroBatch) -> ValueScores:
-        head = self.critic["head"]
-        value_S = head(states_SH.to(head.weight.dtype)).squeeze(-1)  # type: ignore[arg-type]
+        head = self._value_head()
+        value_S = head(states_SH.to(head.weight.dtype)).squeeze(-1)
         n = batch.target_N.numel()
         return ValueScores(value_S[:n], value_S[n:])
 
-    def _add_adapters(self, lora: LoraConfig, seed: int) -> None:
-        import peft
-
-        settings = peft.LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=0.0,
-            target_modules="all-linear" if lora.layers is None else _linears_of_last(self.policy, lora.layers),
-            task_type="CAUSAL_LM",
-        )
-        with self._borrowed_generator():
-            torch.manual_seed(seed)
-            self._peft = peft.get_peft_model(self.policy, settings, adapter_name=POLICY)
-            if self.config.critic == "adapter":
-                self._peft.add_adapter(CRITIC, settings)
-        self._activate(POLICY)
-
-    def _borrowed_generator(self) -> Any:
-        """Peft draws an adapter's first values from torch's global generator, which is given back as it was."""
-        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
-
-    def _named(self, adapter: str) -> list[tuple[str, nn.Parameter]]:
-        return [(name, weight) for name, weight in self.policy.named_parameters() if f".{adapter}." in name]
-
-    def _adapter(self, name: str) -> list[nn.Parameter]:
-        return [weight for _, weight in self._named(name)]
-
-    @torch.no_grad()
-    def _copy_adapter(self, source: str, target: str) -> None:
-        for (_, old), (_, new) in zip(self._named(source), self._named(target), strict=True):
-            new.copy_(old)
-
-    def _activate(self, adapter: str) -> None:
-        self._peft.set_adapter(adapter)
-        # peft freezes the adapter that it leaves, and a gradient that arrives at a frozen weight is dropped: a backward
-        # pass may come after the switch back.
-        for name in (POLICY, CRITIC):
-            for weight in self._adapter(name):
-                weight.requires_grad_(True)
-        for weight in self._adapter(REFERENCE):
-            weight.requires_grad_(False)
-
-    @contextmanager
-    def _active(self, adapter: str) -> Iterator[None]:
-        self._activate(adapter)
-        try:
-            yield
-        finally:
-            self._activate(POLICY)
-
-    def _as_reference(self) -> Any:
-        if self._peft is None:
-            return nullcontext()
-        return self._active(REFERENCE) if REFERENCE in self._peft.peft_config else self._peft.disable_adapter()
+    def _value_head(self) -> nn.Linear:
+        if not self.has_critic:
+            raise ConfigError(
+                "model.critic is 'none', so there are no values: expected 'head', 'adapter' or 'separate' where values"
+                " are asked for."
+            )
+        return self.critic["head"]  # type: ignore[return-value]
 
 
 def _trunk(policy: Any) -> Any:
     return policy.base_model
-
-
-def _linears_of_last(policy: Any, layers: int) -> list[str]:
-    """Full names of the linear modules in the last decoder layers."""
-    last = {id(module) for layer in _trunk(policy).layers[-layers:] for module in layer.modules()}
-    return [name for name, module in policy.named_modules() if isinstance(module, nn.Linear) and id(module) in last]
 
 
 def _read_model(policy: Any, folder: Path) -> dict[str, Tensor]:
@@ -357,7 +321,7 @@ def _read_model(policy: Any, folder: Path) -> dict[str, Tensor]:
     return loaded.state_dict()  # type: ignore[no-any-return]
 
 
-def _value_head(policy: Any) -> nn.Linear:
+def _zero_head(policy: Any) -> nn.Linear:
     weight = policy.get_output_embeddings().weight
     dtype = torch.promote_types(weight.dtype, torch.float32)
     # Made on "meta", so that no first values are drawn from torch's global generator.
@@ -365,20 +329,3 @@ def _value_head(policy: Any) -> nn.Linear:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return head
-
-
-@torch.no_grad()
-def _check_head(policy: Any) -> None:
-    """Refuses models that scale or cap their logits after the output embedding: every ratio would be wrong."""
-    policy.eval()
-    vocab_size = policy.config.vocab_size
-    token_ids_BT = torch.arange(1, 9, device=policy.device)[None] % vocab_size
-    expected = policy(token_ids_BT, use_cache=False).logits.float()
-    hidden = _trunk(policy)(token_ids_BT, use_cache=False).last_hidden_state
-    found = policy.get_output_embeddings()(hidden).float()
-    tolerance = 1e-4 if policy.dtype in {torch.float32, torch.float64} else 2e-2
-    if found.shape != expected.shape or float((found - expected).abs().max()) > tolerance * float(expected.abs().max()):
-        raise ConfigError(
-            f"{type(policy).__name__} does not compute its logits as output embedding times last hidden state (it"
-            " scales or caps them): expected a model such as Llama, Qwen, Mistral or SmolLM."
-        )

@@ -24,16 +24,18 @@ class SftTrainer:
 
         Args:
             model: Its policy is trained; critic and reference are left alone.
-            config: `sft`, `ppo.microbatch_tokens` and `seed` are read.
+            config: `sft`, `ppo.microbatch_tokens`, `ppo.packing` and `seed` are read.
 
         Raises:
-            ConfigError: If there is no `sft` section.
+            ConfigError: If there is no `sft` section, or packing is asked for and the model cannot be packed.
         """
         if config.sft is None:
             raise ConfigError("SFT needs an [sft] section in the config; found none.")
         self._model = model
         self._sft = config.sft
-        self._budget = config.ppo.microbatch_tokens
+        self._budget, self._packing = config.ppo.microbatch_tokens, config.ppo.packing
+        if self._packing:
+            model.check_packing()
         self._seed = config.seed
         schedule = cosine(self._sft.optim.warmup_steps, self._sft.steps)
         self._optimizer = Optimizer("policy", model.policy_parameters(), self._sft.optim, schedule)
@@ -76,7 +78,7 @@ class SftTrainer:
         share = make_share(rollout.episode_id_N, everything_N, "token_mean", norm_length=1)
         total: Metrics = {}
         device = self._model.device
-        for micro in make_microbatches(rollout, range(len(rollout.rows)), self._budget, device):
+        for micro in make_microbatches(rollout, range(len(rollout.rows)), self._budget, device, self._packing):
             logprob_N = self._model.policy_logprobs(micro, temperature=1.0).logprob_N
             loss = aggregate(-logprob_N, share.take(micro.index_N).to(device))
             loss.backward()  # type: ignore[no-untyped-call]

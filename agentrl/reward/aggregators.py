@@ -10,6 +10,8 @@
     clip            child                    child, held inside [low, high]
     shaping         potential                scale * (gamma_turn * Phi(after) - Phi(before)); an addend of the root
 
+Roots that need a whole collection (`normalised`, `constrained`, `group_relative`) are in batch_nodes.py.
+
 Every one of them is evaluated at each step for the children that are due: components of each turn at each turn,
 components of the end at the end. What a node does with a child that is Unscored is its `on_unscored`:
 
@@ -124,7 +126,11 @@ class Gate(Aggregator):
 
     def floored(self, span: Span) -> float:
         """An Unscored condition closes the gate; an Unscored child counts as the floor."""
-        return span.bounds[0] if span.slot == "condition" else self.floor
+        if span.slot != "condition":
+            return self.floor
+        worst = span.bounds[0]
+        # One whose worst would open the gate, as where its range is a point, closes it too: it is not known.
+        return -math.inf if self._opens(worst) else worst
 
     def _opens(self, value: float) -> bool:
         return value >= self.threshold - AT_BOUND
@@ -226,9 +232,9 @@ class Clip(Aggregator):
         low, high = spans[0].bounds
         return self._hold(low), self._hold(high)
 
-    def floored(self, span: Span) -> float:  # noqa: ARG002
-        """The low end."""
-        return self.low
+    def floored(self, span: Span) -> float:
+        """The child's low end, held inside."""
+        return self._hold(span.bounds[0])
 
     def _hold(self, value: float) -> float:
         return min(max(value, self.low), self.high)

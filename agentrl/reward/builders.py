@@ -6,6 +6,7 @@ Example: `weighted_sum((1.0, gate(executes, correct)), (0.1, leaf(few_turns, rol
 from __future__ import annotations
 
 from agentrl.reward.aggregators import Clip, Gate, Lexicographic, Minimum, Product, Shaping, WeightedSum
+from agentrl.reward.batch_nodes import Constrained, GroupRelative, Normalised
 from agentrl.reward.component import Component
 from agentrl.reward.nodes import Leaf, LeafRole, Node, OnUnscored, Severity, Weighted, is_diagnostic
 
@@ -125,3 +126,70 @@ def shaping(potential: Component, *, gamma_turn: float = 1.0, scale: float = 1.0
         name: For the ledger.
     """
     return Shaping(potential=potential, gamma_turn=float(gamma_turn), scale=float(scale), name=name)
+
+
+def normalised(
+    *children: tuple[float, Node | Component] | Node | Component,
+    min_std: float = 0.1,
+    on_unscored: OnUnscored = "propagate",
+    name: str | None = None,
+) -> Normalised:
+    """A root: the weighted sum of its children, trained on over its running deviation.
+
+    Args:
+        children: As of `weighted_sum`.
+        min_std: Floor of the deviation.
+        on_unscored: What an Unscored child does.
+        name: For the ledger and the metrics.
+    """
+    addends = tuple(_addend(child) for child in children)
+    return Normalised(children=addends, min_std=float(min_std), on_unscored=on_unscored, name=name)
+
+
+def constrained(
+    objective: Node | Component,
+    *safeguards: Node | Component,
+    budget: float,
+    eta: float = 0.1,
+    start: float = 0.0,
+    at_least: float | None = None,
+    on_unscored: OnUnscored = "propagate",
+) -> Constrained:
+    """A root: the objective, less a price for each safeguard that rises until few enough episodes violate it.
+
+    Args:
+        objective: What is wanted.
+        safeguards: Leaves with the role of a safeguard; a bare component gets it.
+        budget: Share of episodes that may violate a safeguard.
+        eta: Step of the multipliers.
+        start: Multipliers at first.
+        at_least: A safeguard holds from this value on; None for its upper bound.
+        on_unscored: `propagate`, or `floor`: violated.
+    """
+    return Constrained(
+        objective=as_node(objective),
+        safeguards=tuple(node if isinstance(node, Node) else leaf(node, role="safeguard") for node in safeguards),
+        budget=float(budget),
+        eta=float(eta),
+        start=float(start),
+        at_least=None if at_least is None else float(at_least),
+        on_unscored=on_unscored,
+    )
+
+
+def group_relative(
+    *children: tuple[float, Node | Component] | Node | Component,
+    min_std: float = 0.1,
+    on_unscored: OnUnscored = "propagate",
+    name: str | None = None,
+) -> GroupRelative:
+    """A root: each child is compared with itself among the attempts at the task; trained on without a critic.
+
+    Args:
+        children: As of `weighted_sum`.
+        min_std: Floor of the deviations.
+        on_unscored: `propagate`, or `floor`.
+        name: For the ledger.
+    """
+    addends = tuple(_addend(child) for child in children)
+    return GroupRelative(children=addends, min_std=float(min_std), on_unscored=on_unscored, name=name)

@@ -165,7 +165,7 @@ def _aggregate(node: Aggregator, moment: Moment) -> Outcome | None:
     due = [(edge, outcome) for edge, outcome in zip(node.edges, outcomes, strict=True) if outcome is not None]
     entry: dict[str, JSON] = {"node": node.label, "kind": kind_of(type(node))}
     for edge, outcome in due:
-        if edge.slot in node.conditions:
+        if edge.slot in node.conditions or edge.slot in node.asides:
             outcome.entry["slot"] = edge.slot
         if edge.weight is not None:
             outcome.entry["weight"] = edge.weight

@@ -85,6 +85,9 @@ def _turn(k: int, turn: Turn, last_token: int, ledger: JSON) -> RenderableType:
     title.append(f"   reward {_signed(turn.reward)}", style=_colour(turn.reward))
     where = f"on token {last_token}, the last that was sampled in it" if turn.sampled_ids else "no token was sampled"
     title.append(f"   ({where})", style="dim")
+    if ledger is not None and "batch" in ledger:
+        how = f"trained on; it earned {_signed(ledger['raw'][k])}" if ledger["trained"] else "earned; not trained on"
+        title.append(f"   {how}", style="dim")
     parts: list[RenderableType] = [title, Padding(_said(turn), (0, 0, 0, 2))]
     steps = [step for step in (ledger or {}).get("steps", ()) if step["turn"] == k]
     parts += [Padding(render_entry(step["entry"]), (0, 0, 0, 2)) for step in steps]
@@ -138,6 +141,8 @@ def _notes(entry: JSON) -> Iterator[str]:
         yield role
     if entry.get("slot") == "condition":
         yield "the gate's condition"
+    if entry.get("slot") == "safeguards":
+        yield "a constraint"
     if "contribution" in entry:
         times = f"x {entry['weight']:g} " if "weight" in entry else ""
         yield f"{times}adds {_signed(entry['contribution'])}"
@@ -169,9 +174,24 @@ def _before_any_turn(ledger: JSON) -> list[RenderableType]:
 def _sums(ledger: JSON) -> RenderableType:
     text = Text("\nsum of the step rewards  ", style="bold")
     text.append("not scored" if ledger["total"] is None else _signed(ledger["total"]))
+    if "batch" in ledger:
+        text.append(_trained(ledger))
     for name, value in ledger["components"].items():
         text.append(f"\n  {inert(name)}  ", style="not bold")
         text.append("not scored" if value is None else f"{value:.4g}", style="not bold")
+    return text
+
+
+def _trained(ledger: JSON) -> Text:
+    """What a batch node made of the episode, and what it follows from."""
+    batch = dict(ledger["batch"])
+    text = Text("\nsum of the trained rewards  ", style="bold")
+    text.append("none: " if ledger["trained"] is None else _signed(sum(ledger["trained"])))
+    text.append(inert(str(batch.pop("excluded", ""))))
+    text.append(f"  {inert(str(batch.pop('node')))}", style="not bold dim")
+    batch.pop("kind")
+    for name, value in batch.items():
+        text.append(f"  {inert(name)} {inert(json.dumps(value, ensure_ascii=False))}", style="not bold dim")
     return text
 
 

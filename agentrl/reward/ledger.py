@@ -6,7 +6,8 @@ An entry is one node at one step:
      "component", "role", "severity", "evidence"      of a leaf
      "weight", "contribution"                         of a child in a sum
      "open"                                           of a child that a gate or a tier lets count, or not
-     "gate", "clip", "potential", "on_unscored"       what the node's value follows from}
+     "slot"                                           of a condition, or a safeguard of `constrained`
+     "gate", "clip", "potential", "constraint", "on_unscored"       what the node's value follows from}
 
 The ledger of an episode:
 
@@ -15,6 +16,8 @@ The ledger of an episode:
      "evidence": the record of what components read (recorded.py), where there is one}
 
 `steps` lists the steps at which something was due; a turn has two where the end came after it without another turn.
+Where a batch node stands at the root, an episode that was collected for training also has `raw`, `trained` and `batch`
+(transform.py).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.errors import InvariantError
 from agentrl.reward.nodes import AT_BOUND
-from agentrl.reward.recompute import recompute_node
+from agentrl.reward.recompute import recompute_node, recompute_trained
 from agentrl.types import JSON, EndReason, Trajectory
 
 TOLERANCE = 1e-9
@@ -131,6 +134,9 @@ def check_ledger(ledger: JSON, step_rewards: Sequence[float]) -> float:
             paid[step["turn"]] += step["reward"]
         elif step_rewards:
             raise InvariantError(f"{where}: the episode has {len(step_rewards)} turns.")
+    if "batch" in ledger:
+        paid, found_gaps = _check_batch(ledger, paid)
+        gaps += found_gaps
     gaps += [_gap(reward, paid[k], f"reward of turn {k}") for k, reward in enumerate(step_rewards)]
     if ledger["total"] is None:
         raise InvariantError("the ledger's total is missing though every step is scored.")
@@ -146,6 +152,23 @@ def check_ledger(ledger: JSON, step_rewards: Sequence[float]) -> float:
         else:
             gaps.append(_gap(value, found, f"component {name}"))
     return max(gaps)
+
+
+def _check_batch(ledger: JSON, paid: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Checks `raw` against what the steps paid and `trained` against what follows; gives what the turns carry."""
+    for what in ("raw", "trained"):
+        if ledger[what] is not None and len(ledger[what]) != len(paid):
+            raise InvariantError(
+                f"the ledger has {len(ledger[what])} {what} rewards, expected one for {len(paid)} turns."
+            )
+    gaps = [_gap(raw, paid[k], f"raw reward of turn {k}") for k, raw in enumerate(ledger["raw"])]
+    if ledger["trained"] is None:
+        if not ledger["batch"].get("excluded"):
+            raise InvariantError("the ledger says that the episode is left out of training, and not why.")
+        return list(paid), gaps
+    found = recompute_trained(ledger)
+    gaps += [_gap(reward, found[k], f"trained reward of turn {k}") for k, reward in enumerate(ledger["trained"])]
+    return list(ledger["trained"]), gaps
 
 
 def _checked(entry: JSON, where: str) -> tuple[float | None, float]:

@@ -32,6 +32,7 @@ from pydantic import ValidationError
 from agentrl.errors import RewardError, did_you_mean
 from agentrl.plugins import list_plugins, load_object, load_plugin
 from agentrl.reward.aggregators import AGGREGATORS, Shaping
+from agentrl.reward.batch_nodes import BATCH_NODES
 from agentrl.reward.component import Component, check_component
 from agentrl.reward.evidence import adapter
 from agentrl.reward.nodes import Aggregator, Leaf, Node, Weighted, is_diagnostic
@@ -39,6 +40,7 @@ from agentrl.types import JSON
 
 COMPONENTS_GROUP = "agentrl.rewards"
 AGGREGATORS_GROUP = "agentrl.aggregators"
+_BUILT_IN = AGGREGATORS | BATCH_NODES
 
 
 def read_toml(path: Path) -> dict[str, JSON]:
@@ -124,11 +126,11 @@ def aggregator_class(kind: str, base_dir: Path | None = None) -> type[Aggregator
     Raises:
         RewardError: If there is no such kind, or what is found is no Aggregator.
     """
-    if kind in AGGREGATORS:
-        return AGGREGATORS[kind]
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]
     offered = [plugin.name for plugin in list_plugins(AGGREGATORS_GROUP)]
     if ":" not in kind and kind not in offered:
-        known = [*AGGREGATORS, Shaping.kind, *offered]
+        known = [*_BUILT_IN, Shaping.kind, *offered]
         raise RewardError(f"there is no kind of reward node {kind!r}.{did_you_mean(kind, known)}")
     found = _resolve(AGGREGATORS_GROUP, kind, base_dir or Path(), "reward aggregator")
     if not (isinstance(found, type) and issubclass(found, Aggregator) and dataclasses.is_dataclass(found)):
@@ -140,7 +142,7 @@ def aggregator_class(kind: str, base_dir: Path | None = None) -> type[Aggregator
 
 def kind_of(cls: type[Aggregator]) -> str:
     """The kind that `aggregator_class` finds the class by."""
-    return cls.kind if AGGREGATORS.get(cls.kind) is cls else named(AGGREGATORS_GROUP, cls)
+    return cls.kind if _BUILT_IN.get(cls.kind) is cls else named(AGGREGATORS_GROUP, cls)
 
 
 def named(group: str, what: Any) -> str:

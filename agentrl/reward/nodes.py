@@ -164,6 +164,8 @@ class Aggregator(Node):
 
     conditions: ClassVar[tuple[str, ...]] = ()
     """Slots that are read only when another child is due."""
+    asides: ClassVar[tuple[str, ...]] = ()
+    """Slots that are no part of the value; the ledger marks their entries with the slot's name."""
     mixes: ClassVar[bool] = False
     """Whether children of each turn may stand beside children of the end."""
     copes: ClassVar[tuple[OnUnscored, ...]] = ("propagate", "renormalise", "floor")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agentrl.errors import InvariantError
+from agentrl.reward.batch import BatchNode
 from agentrl.reward.loading import aggregator_class
 from agentrl.reward.nodes import AT_BOUND
 from agentrl.types import JSON
@@ -29,6 +31,25 @@ class Recomputed:
 def recompute(entry: JSON) -> float | None:
     """The value of an entry from its leaves' values, weights and gates; None where it is unscored."""
     return recompute_node(entry, [recompute(child) for child in entry.get("children", ())]).value
+
+
+def recompute_trained(ledger: JSON) -> list[float]:
+    """[K] The trained rewards of an episode from its `raw` and what `batch` says that they follow from.
+
+    Raises:
+        InvariantError: If `batch` does not hold what its kind of node writes there.
+    """
+    kind = ledger["batch"]["kind"]
+    cls = aggregator_class(kind)
+    if not issubclass(cls, BatchNode):
+        raise InvariantError(f"the ledger says that {kind!r} changed its rewards, and that is no batch node.")
+    try:
+        found = cls.retrain(ledger) if ledger["raw"] else []
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise InvariantError(f"the ledger's batch does not say what {kind!r} needs: {error!r}.") from error
+    if len(found) != len(ledger["raw"]):
+        raise InvariantError(f"{kind!r} retrains {len(found)} rewards, expected {len(ledger['raw'])}.")
+    return found
 
 
 def recompute_node(entry: JSON, values: Sequence[float | None]) -> Recomputed:
@@ -63,7 +84,7 @@ def recompute_node(entry: JSON, values: Sequence[float | None]) -> Recomputed:
 
 def _worst(entry: JSON, child: JSON) -> float:
     if entry["kind"] == "clip":
-        return float(entry["clip"]["low"])
+        return float(max(entry["clip"]["low"], min(child["bounds"][0], entry["clip"]["high"])))
     if entry["kind"] == "gate":
         return float(entry["gate"]["floor"])
     low, high = child["bounds"]
@@ -93,6 +114,12 @@ def _weighted_sum(entry: JSON, values: Sequence[float | None]) -> Recomputed:
         for child, value in zip(entry["children"], values, strict=True)
     )
     return Recomputed(math.fsum(contributions), contributions)
+
+
+def _constrained(entry: JSON, values: Sequence[float | None]) -> Recomputed:
+    wanted = [child.get("slot") != "safeguards" for child in entry["children"]]
+    contributions = tuple(v if v is not None and want else 0.0 for v, want in zip(values, wanted, strict=True))
+    return Recomputed(sum(contributions), contributions)
 
 
 def _gate(entry: JSON, values: Sequence[float | None]) -> Recomputed:  # noqa: ARG001
@@ -135,6 +162,9 @@ def _clip(entry: JSON, values: Sequence[float | None]) -> Recomputed:
 
 _KINDS: dict[str, Callable[[JSON, Sequence[float | None]], Recomputed]] = {
     "weighted_sum": _weighted_sum,
+    "normalised": _weighted_sum,
+    "group_relative": _weighted_sum,
+    "constrained": _constrained,
     "gate": _gate,
     "lexicographic": _lexicographic,
     "product": _product,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from agentrl.errors import RewardError
 from agentrl.reward.aggregators import Shaping, WeightedSum
+from agentrl.reward.batch import BatchNode
 from agentrl.reward.component import When
 from agentrl.reward.nodes import Aggregator, Leaf, Node, is_diagnostic
 
@@ -58,13 +59,19 @@ def check_tree(root: Node) -> None:
 def _check_children(node: Aggregator, root: Node) -> None:
     for edge in node.edges:
         child = edge.node
+        if isinstance(child, BatchNode):
+            raise RewardError(
+                f"{child.label!r} ({child.kind}) stands under {node.label!r} ({node.kind}): expected it as the root,"
+                " because it reads a whole collection of episodes, and every other node one step of one episode."
+                f" Put {node.label!r} below it."
+            )
         if is_diagnostic(child) and not isinstance(node, WeightedSum):
             raise RewardError(
                 f"{child.label!r} is a diagnostic under {node.label!r} ({node.kind}), where it would change the reward:"
                 " a diagnostic stands among the children of a weighted_sum."
             )
         if isinstance(child, Shaping):
-            if node is not root or not isinstance(node, WeightedSum):
+            if node is not root or not isinstance(node, WeightedSum) or isinstance(node, BatchNode):
                 raise RewardError(
                     f"{child.label!r} is shaping under {node.label!r} ({node.kind}): shaping is an addend of the root,"
                     " a weighted_sum, and stands nowhere else, or it would change what is optimal."

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from agentrl.errors import RewardError
+from agentrl.errors import CheckpointError, RewardError
 from agentrl.reward.aggregators import Shaping
+from agentrl.reward.batch import BatchNode
 from agentrl.reward.builders import as_node
 from agentrl.reward.component import Component
 from agentrl.reward.evaluation import Moment, evaluate, score
@@ -18,8 +19,9 @@ from agentrl.reward.ledger import build_ledger, scored_leaves, success_of
 from agentrl.reward.loading import node_from_dict, read_toml
 from agentrl.reward.nodes import AT_BOUND, Node
 from agentrl.reward.rules import check_tree, leaves, shapings
+from agentrl.reward.transform import TrainedBatch, transform_batch
 from agentrl.reward.writing import node_as_dict, to_toml
-from agentrl.types import JSON, EndReason, Unscored, canonical_json
+from agentrl.types import JSON, EndReason, Trajectory, Unscored, canonical_json
 
 Source = str | Path | Mapping[str, JSON] | Node | Component
 """A TOML file, its content as a mapping, or a tree (or a lone component) made in Python."""
@@ -53,6 +55,7 @@ class RewardTree:
         root: The tree.
         objectives: Names of its objective leaves.
         shapings: Its shaping addends, so that the learner can check their discount against its own.
+        batch_node: The root where it is a batch node, else None: then `transform` changes nothing.
     """
 
     def __init__(self, root: Node | Component) -> None:
@@ -68,6 +71,7 @@ class RewardTree:
         check_tree(self.root)
         self.objectives = tuple(leaf.label for leaf in leaves(self.root) if leaf.role == "objective")
         self.shapings: tuple[Shaping, ...] = tuple(shapings(self.root))
+        self.batch_node = self.root if isinstance(self.root, BatchNode) else None
         self._potentials: dict[str, float | Unscored] = {}
         self._scored_turn = -1
         self._steps: list[JSON] = []
@@ -161,6 +165,46 @@ class RewardTree:
         """
         ledger = build_ledger(end, self._steps, self.objectives)
         return ledger if evidence is None else ledger | {"evidence": evidence}
+
+    def start_state(self) -> JSON:
+        """What `transform` takes before the first collection: JSON-able; None where there is no batch node."""
+        node = self.batch_node
+        return None if node is None else {"tree": self.digest, "node": node.start_state()}
+
+    def check_state(self, state: JSON) -> None:
+        """Refuses a state that another tree wrote.
+
+        Raises:
+            CheckpointError: If `transform` cannot take it.
+        """
+        if self.batch_node is None and state is None:
+            return
+        found = state.get("tree") if isinstance(state, Mapping) else None
+        if self.batch_node is None or found != self.digest:
+            raise CheckpointError(
+                f"the state of the reward belongs to another tree: this one has digest {self.digest[:12]} and"
+                f" {'a' if self.batch_node else 'no'} batch node, the state is"
+                f" {f'of {found[:12]}' if isinstance(found, str) else repr(state)[:100]}. Go on with the reward that"
+                " the run was started with, or start a new run."
+            )
+        self.batch_node.check_state(state.get("node"))
+
+    def transform(self, trajectories: Sequence[Trajectory], state: JSON) -> TrainedBatch:
+        """What a collection is trained on. Pure; without a batch node it is what it earned.
+
+        Args:
+            trajectories: One iteration's, in any order, scored by this tree.
+            state: From before them: `start_state`, or `state` of the last result.
+
+        Raises:
+            CheckpointError: If the state belongs to another tree.
+            InvariantError: If an episode has no ledger, or a reward that is not finite.
+        """
+        self.check_state(state)
+        if self.batch_node is None:
+            return TrainedBatch(tuple(sorted(trajectories, key=lambda trajectory: trajectory.id)), None, {})
+        batch = transform_batch(self.batch_node, trajectories, state["node"])
+        return replace(batch, state={"tree": self.digest, "node": batch.state})
 
 
 def _catastrophe(entry: JSON) -> str | None:

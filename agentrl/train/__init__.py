@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import time
 
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from agentrl.config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.evaluate import environment_identity
 from agentrl.progress import Progress, stderr_console
 from agentrl.report import write_report
 from agentrl.run import RunDir
@@ -64,6 +64,7 @@ def train(config: RunConfig, *, resume: bool = False, console: Console | None = 
             clock.lap("baseline")
         result = _result(run, measured, clock, config)
         result["iterations"] = position.iteration
+        result["rollout_tokens"] = position.tokens
         run.write_result(result)
         result["report"] = str(write_report(run))
         return result
@@ -137,15 +138,10 @@ def _start(config: RunConfig, run: RunDir, progress: Progress) -> Parts:
 
 
 def _identity(config: RunConfig, parts: Parts) -> dict[str, JSON]:
-    """What makes two runs' environments the same: name, format, reward, and the digests of the measured tasks."""
     env = parts.make()
-    digests = {}
-    for split in config.eval.splits:
-        tasks = env.tasks(split)
-        content = [tasks[i].digest for i in range(min(config.eval.tasks, len(tasks)))]
-        digests[split] = hashlib.sha256("".join(content).encode()).hexdigest()
+    identity = environment_identity(env, config.eval.splits, config.eval.tasks)
     env.close()
-    return {"env": env.name, "format": env.format.name, "reward": env.reward_tree.digest, "task_digests": digests}
+    return identity
 
 
 def _sft_continued(config: RunConfig, run: RunDir, progress: Progress) -> list[Measured]:

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 
 from agentrl.config import RunConfig
+from agentrl.configfile import as_tables
 from agentrl.learner import checkpoint
 from agentrl.learner.ppo import PPOLearner
+from agentrl.learner.reference import check_reference, reference_probe
 from agentrl.progress import Progress
 from agentrl.reward.ledger import check_trajectory
+from agentrl.reward.transform import is_trained
 from agentrl.rollout.collector import Collector
 from agentrl.run import RunDir
 from agentrl.train.measure import measure_dev
@@ -36,6 +39,7 @@ class Position:
         warmups: Collections that only the critic was fitted to.
         warm: Whether the critic's warm-up is over.
         next_task: Place of the next task in the stream.
+        tokens: Sampled and observed in its rollouts so far, those of the critic's warm-up included.
     """
 
     iteration: int = 0
@@ -43,6 +47,7 @@ class Position:
     warmups: int = 0
     warm: bool = False
     next_task: int = 0
+    tokens: int = 0
 
 
 class Loop:
@@ -61,12 +66,15 @@ class Loop:
         self._run = run
         self._parts = parts
         self._progress = progress
-        parts.model.begin_rl(reference=config.ppo.loss.kl_coef > 0)
+        parts.model.begin_rl(reference=config.ppo.kl.needs_reference)
         self._learner = PPOLearner(parts.model, config)
         env = parts.make()
         self._tasks = TaskStream(env.tasks("train"), config.seed)
+        self._rewards = env.reward_tree
+        self._reward_state = self._rewards.start_state()
         env.close()
         self._position = Position(next_task=config.sft.episodes if config.sft is not None else 0)
+        self._unfinished: dict[str, Any] | None = None
         self._restore()
         self._collector = Collector(parts.make, parts.policy, parts.codec, config.rollout, config.seed)
 
@@ -82,9 +90,12 @@ class Loop:
         at = self._position
         total = self._config.ppo.iterations
         try:
+            if self._unfinished is not None:
+                open_at = time.monotonic() - self._unfinished["elapsed"]
+                self._finish(self._unfinished["metrics"], self._unfinished["times"], open_at)
             with self._progress.stage("PPO", total) as stage:
                 stage.advance(at.updates)
-                while at.updates < total:
+                while not self._is_over:
                     before = at.updates
                     metrics = self._iterate()
                     stage.advance(
@@ -97,6 +108,11 @@ class Loop:
             self._collector.close()
         return at
 
+    @property
+    def _is_over(self) -> bool:
+        at, ppo = self._position, self._config.ppo
+        return at.updates >= ppo.iterations or (ppo.rollout_tokens is not None and at.tokens >= ppo.rollout_tokens)
+
     def _iterate(self) -> dict[str, float]:
         at, config, start = self._position, self._config, time.monotonic()
         at.iteration += 1
@@ -104,11 +120,17 @@ class Loop:
         with _timed(times, "rollout"):
             trajectories = self._collect()
         metrics = rollout_metrics(trajectories)
+        trajectories, found = self._transform(trajectories)
         with _timed(times, "learn"):
-            metrics |= self._learn(trajectories)
-        if at.iteration % config.checkpoint.every == 0 or at.updates == config.ppo.iterations:
+            metrics |= found | self._learn(trajectories)
+        if at.iteration % config.checkpoint.every == 0 or self._is_over:
             with _timed(times, "checkpoint"):
-                self._save()
+                self._save({"metrics": metrics, "times": dict(times), "elapsed": time.monotonic() - start})
+        return self._finish(metrics, times, start)
+
+    def _finish(self, metrics: dict[str, float], times: dict[str, float], start: float) -> dict[str, float]:
+        """What follows an iteration's checkpoint: its evaluation where one is due, and its line."""
+        at, config = self._position, self._config
         if config.eval.every and at.iteration % config.eval.every == 0:
             with _timed(times, "eval"):
                 metrics |= measure_dev(config, self._run, self._parts, at.iteration)
@@ -123,29 +145,59 @@ class Loop:
         requests = requests_for(tasks, rollout.episodes_per_task, f"{at.iteration:06d}", self._config.seed)
         with self._run.rollouts(at.iteration) as folder:
             trajectories = self._collector.collect(requests, on_episode=folder.append)
+        at.tokens += sum(trajectory.n_tokens for trajectory in trajectories)
         for trajectory in trajectories:
             check_trajectory(trajectory)
         return trajectories
 
+    def _transform(self, trajectories: list[Trajectory]) -> tuple[list[Trajectory], dict[str, float]]:
+        """What is learned from, where a batch node stands between earned and trained rewards, and its metrics.
+
+        The state from before goes to disk first, so that trained rewards there can always be computed again.
+        """
+        if self._rewards.batch_node is None:
+            return trajectories, {}
+        batch = self._rewards.transform(trajectories, self._reward_state)
+        for trajectory in batch.trajectories:
+            check_trajectory(trajectory)
+        folder = self._run.rollouts(self._position.iteration)
+        folder.write_reward_state(self._reward_state)
+        folder.rewrite(batch.trajectories)
+        self._reward_state = batch.state
+        return [trajectory for trajectory in batch.trajectories if is_trained(trajectory)], batch.metrics
+
     def _learn(self, trajectories: list[Trajectory]) -> dict[str, float]:
         at, ppo = self._position, self._config.ppo
-        if not at.warm and at.warmups < ppo.warmup_collections:
+        if self._learner.has_critic and not at.warm and at.warmups < ppo.warmup_collections:
             metrics = self._learner.warmup(trajectories)
             at.warmups += 1
             at.warm = bool(metrics.get("critic/warm", 0.0))
-            return metrics | {"ppo/updates": float(at.updates)}
+            return metrics | {"ppo/updates": float(at.updates), "rollout/tokens": float(at.tokens)}
         at.warm = True
         metrics = self._learner.update(trajectories)
+        for line in self._learner.alarms.lines:
+            self._progress.say(line)
+        if self._learner.record is not None:
+            self._learner.record.save(self._run.learning_path(at.iteration))
         at.updates += 1
         self._parts.policy.weights_changed()
-        return metrics | {"ppo/updates": float(at.updates)}
+        return metrics | {"ppo/updates": float(at.updates), "rollout/tokens": float(at.tokens)}
 
-    def _save(self) -> None:
+    def _save(self, unfinished: dict[str, Any]) -> None:
+        """Writes a checkpoint.
+
+        Args:
+            unfinished: What the iteration's line will be made of, should a kill come before it is written.
+        """
         state: dict[str, Any] = {
+            "config": as_tables(self._config),
             "learner": self._learner.state_dict(),
+            "reward": self._reward_state,
             "position": asdict(self._position),
             "policy_version": self._parts.policy.policy_version,
+            "reference": reference_probe(self._parts.model) if self._config.ppo.kl.needs_reference else None,
             "torch_rng": torch.get_rng_state(),
+            "unfinished": unfinished,
         }
 
         def write(draft: Path) -> None:
@@ -159,15 +211,23 @@ class Loop:
     def _restore(self) -> None:
         last = checkpoint.latest_good(self._run.checkpoints)
         if last is not None:
-            self._parts.model.load(last)
             state = checkpoint.read_state(last / STATE)
-            self._learner.load_state_dict(state["learner"])
-            self._position = Position(**state["position"])
-            self._parts.policy.weights_changed()
-            self._parts.policy.policy_version = state["policy_version"]
-            torch.set_rng_state(state["torch_rng"])
+            checkpoint.check_config(last, state, as_tables(self._config))
+            self._parts.model.load(last)
+            with checkpoint.fitting(last):
+                self._learner.load_state_dict(state["learner"])
+                self._reward_state = state["reward"]
+                self._position = Position(**state["position"])
+                self._parts.policy.weights_changed()
+                self._parts.policy.policy_version = state["policy_version"]
+                torch.set_rng_state(state["torch_rng"])
+                self._unfinished = state["unfinished"]
+                check_reference(last, state["reference"], self._parts.model)
+            self._rewards.check_state(self._reward_state)
         self._run.truncate_metrics(self._position.iteration)
         self._run.move_later_rollouts(self._position.iteration)
+        if any(line["iteration"] == self._position.iteration for line in self._run.read_metrics()):
+            self._unfinished = None
 
 
 @contextmanager

@@ -29,6 +29,8 @@ def measure(
 ) -> list[Measured]:
     """Evaluates the policy as the config says. What was measured before a resume is not measured again.
 
+    An evaluation that was interrupted is begun again in deterministic mode, else it goes on.
+
     Args:
         config: `eval`, `rollout` and `seed` are read.
         run: Keeps the episodes in `evals/NAME-SPLIT-sampled` and `-greedy`.
@@ -46,6 +48,8 @@ def measure(
             folder = run.eval_dir(f"{name.replace(' ', '-')}-{split}-{'sampled' if temperature else 'greedy'}")
             if again:
                 run.set_aside(folder)
+            elif config.rollout.deterministic:
+                run.set_aside_unfinished(folder.name)
             samples = config.eval.samples if temperature else 1
             with progress.stage(f"evaluate {folder.name}", config.eval.tasks * samples) as stage:
                 options = EvalOptions(
@@ -70,6 +74,8 @@ def measure(
 
 def measure_dev(config: RunConfig, run: RunDir, parts: Parts, iteration: int) -> dict[str, float]:
     """Success on the development split in the middle of training; metrics `dev/success` and `dev/reward`."""
+    if config.rollout.deterministic:
+        run.set_aside_unfinished(iteration)
     options = EvalOptions(
         seed=config.seed, rollout=config.rollout, out=run.eval_dir(iteration), policy_name=f"iteration {iteration}"
     )

@@ -12,10 +12,10 @@ from agentrl.types import EndReason, Trajectory
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over the episodes that count, and the share of each end among all.
+    """Means over the episodes that count, and the share of each end among all; of rewards as they were earned.
 
     Args:
-        trajectories: Of one collection.
+        trajectories: Of one collection, before a batch node makes of their rewards what is trained on.
 
     Returns:
         `reward/mean`, `reward/std`, `reward/<component>`, `rollout/success`, `rollout/response_tokens`,

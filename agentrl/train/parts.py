@@ -101,7 +101,9 @@ def build_parts(config: RunConfig, source: str | Path) -> Parts:
     env = make()
     check_shaping(config, env.reward_tree)
     env.close()
-    model = ActorCritic(loaded, config.model, logit_chunk=config.ppo.logit_chunk, seed=config.seed)
+    model = ActorCritic(
+        loaded, config.model, logit_chunk=config.ppo.logit_chunk, seed=config.seed, packing=config.ppo.packing
+    )
     policy = HFPolicy(model.policy, codec, kv_cache_mib=config.rollout.kv_cache_mib, seed=config.seed)
     return Parts(make, tokenizer, codec, model, policy)
 
@@ -120,6 +122,28 @@ def check_shaping(config: RunConfig, tree: RewardTree) -> None:
                 f" {advantage.gamma_turn} and gamma_token = {advantage.gamma_token}: expected the same gamma_turn and a"
                 " gamma_token of 1. Otherwise shaping changes which policy is best."
             )
+
+
+def check_groups(config: RunConfig, tree: RewardTree) -> None:
+    """A reward that compares the attempts at a task needs two of each, and no critic beside it.
+
+    Raises:
+        ConfigError: If the tree has such a root and the config does not go with it.
+    """
+    node = tree.batch_node
+    if node is None or not node.compares_groups:
+        return
+    if config.model.critic != "none":
+        raise ConfigError(
+            f"the reward's root {node.label!r} ({node.kind}) takes the mean of the attempts at a task off, which no"
+            f" critic can foresee: expected model.critic = 'none' (with ppo.advantage.estimator 'grpo', 'rloo' or"
+            f" 'reinforce_pp'), found {config.model.critic!r}. With a critic take the root 'normalised'."
+        )
+    if config.rollout.episodes_per_task < 2:
+        raise ConfigError(
+            f"the reward's root {node.label!r} ({node.kind}) compares the attempts at a task: expected"
+            f" rollout.episodes_per_task of at least 2, found {config.rollout.episodes_per_task}."
+        )
 
 
 def collect_demonstrations(

@@ -7,6 +7,7 @@ from agentrl.env import ToolEnv
 from agentrl.errors import ConfigError, TaskError, UsageError, did_you_mean
 from agentrl.registry import make_env
 from agentrl.trackers import make_tracker
+from agentrl.train.parts import check_groups
 
 
 def preflight(config: RunConfig) -> None:
@@ -14,7 +15,8 @@ def preflight(config: RunConfig) -> None:
 
     Raises:
         RegistryError: If there is no such environment.
-        ConfigError: If the environment refuses its settings or reward, or has no such demonstrator.
+        ConfigError: If the environment refuses its settings or reward, has no such demonstrator, or its reward compares
+            attempts that the config does not give it.
         UsageError: If the environment has no such split.
         TaskError: If a split is empty.
         MissingError: If a tracker's package is not installed.
@@ -22,6 +24,7 @@ def preflight(config: RunConfig) -> None:
     settings = config.env.settings
     env = make_env(config.env.id, settings=settings, reward=config.env.reward, max_turns=config.env.max_turns)
     try:
+        check_groups(config, env.reward_tree)
         dev = (config.eval.dev_split,) if config.eval.every else ()
         for split in ("train", *config.eval.splits, *dev):
             if split not in env.splits:

@@ -10,6 +10,7 @@ import torch
 from agentrl.errors import InvariantError
 from agentrl.learner import invariants
 from agentrl.learner.ppo import PPOLearner
+from agentrl.types import EndReason
 
 
 def start(kit, *, dtype=torch.float32, **changes):
@@ -84,3 +85,62 @@ def test_first_minibatch_bounds():
         invariants.check_first_minibatch(old, old + 2e-2, torch.bfloat16)
     with pytest.raises(InvariantError, match="ratios are not 1"):
         invariants.check_first_minibatch(old, old * float("nan"), torch.float32)
+
+
+@pytest.mark.parametrize("critic", ["separate", "head", "none"])
+@pytest.mark.parametrize("packing", [False, True])
+def test_old_logprobs_come_from_a_batch_of_their_own(kit, critic, packing):
+    """Dropout in one layer: had the update's own scores stood for the old ones, the ratios would be 1 all the same."""
+    estimator = "reinforce_pp" if critic == "none" else "boundary"
+    for minibatches in (1, 2):
+        ppo = {"minibatches": minibatches, "packing": packing, "advantage": {"estimator": estimator}}
+        model, learner = start(kit, critic=critic, ppo=ppo)
+        batch = [replace(t, end=EndReason.MAX_TURNS, trailing_ids=()) for t in kit.batch()]
+        assert learner.update(kit.relabel(model, batch))["ppo/first_ratio_gap"] <= 1e-5
+        batch = kit.relabel(model, batch)
+        for layer in model.policy.model.layers:
+            layer.self_attn.attention_dropout = 0.3
+            layer.self_attn.training = True
+        with pytest.raises(InvariantError, match=r"ratios are not 1.*dropout"):
+            learner.update(batch)
+
+
+def off_by(batch, gap):
+    return [
+        replace(t, turns=tuple(replace(x, logprobs=tuple(y - gap for y in x.logprobs)) for x in t.turns)) for t in batch
+    ]
+
+
+def test_a_corrected_engine_may_differ_but_not_absurdly(kit):
+    """A steady gap of .3 is corrected; one of .6 is another policy, whatever the type of the weights."""
+    corrected = {"importance": {"weight": "token"}}
+    for dtype in (torch.float32, torch.bfloat16):
+        model, learner = start(kit, critic="head", dtype=dtype, ppo=corrected)
+        assert learner.update(off_by(kit.relabel(model, kit.batch()), 0.3))["ppo/engine_gap"] == pytest.approx(
+            0.3, abs=0.02
+        )
+        before = [weight.clone() for weight in model.policy_parameters()]
+        with pytest.raises(InvariantError, match=r"differ by 0.6.* on average \(expected at most 0.5\)"):
+            learner.update(off_by(kit.relabel(model, kit.batch()), 0.6))
+        assert all(torch.equal(a, b) for a, b in zip(before, model.policy_parameters(), strict=True))
+
+
+@pytest.mark.parametrize("importance", [{}, {"band": (0.5, 2.0)}])
+def test_an_engine_that_is_not_corrected_must_be_exact(kit, importance):
+    """A band masks, and corrects nothing; the message says what would."""
+    model, learner = start(kit, ppo={"importance": importance})
+    with pytest.raises(InvariantError, match=r"expected at most 0.0001.*ppo.importance.weight = 'token'"):
+        learner.update(off_by(kit.relabel(model, kit.batch()), 0.01))
+
+
+def test_a_damaged_reference_stops_the_update_before_any_step(kit):
+    config = kit.config(ppo={"kl": {"coef": 0.1}})
+    model = kit.actor_critic(config, reference=True)
+    learner = PPOLearner(model, config)
+    batch = kit.relabel(model, kit.batch())
+    with torch.no_grad():
+        model._reference.model.embed_tokens.weight.mul_(float("nan"))
+    before = [weight.clone() for weight in model.policy_parameters()]
+    with pytest.raises(InvariantError, match=r"reference's logprobs.*not finite"):
+        learner.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.policy_parameters(), strict=True))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from agentrl.config import RunConfig
 from agentrl.learner.batch import MicroBatch, make_microbatches, read_rollout
 from agentrl.learner.model import ActorCritic
 from agentrl.types import EndReason, Task, Trajectory, Turn
+
+sys.path.insert(0, str(Path(__file__).parent))  # Parts that lie beside the tests.
 
 VOCAB = 24
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Boundary GAE against a plain loop, the worked example, and the properties of credit assignment."""
+"""Credit assignment with a critic: worked examples, layouts, whitening. Properties: test_gae_properties.py."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agentrl.config import AdvantageConfig
 from agentrl.errors import InvariantError
-from agentrl.learner.advantages import boundary_gae, explained_variance, reverse_scan, whiten
+from agentrl.learner.advantages import (
+    action_gae,
+    adaptive_lambda,
+    boundary_gae,
+    reverse_scan,
+    turn_gae,
+    turn_starts,
+    whiten,
+)
 
 F64 = torch.float64
-
-
-def loop_gae(rewards, values, turns, bootstrap, gamma, lam):
-    """One episode, token after token from the end; gamma and lam are (token, turn) pairs."""
-    n = len(rewards)
-    advantages, ahead, next_value = [0.0] * n, 0.0, bootstrap
-    for j in reversed(range(n)):
-        inside = j + 1 < n and turns[j + 1] == turns[j]
-        g, decay = gamma[0 if inside else 1], lam[0 if inside else 1]
-        ahead = rewards[j] + g * next_value - values[j] + g * decay * ahead
-        advantages[j], next_value = ahead, values[j]
-    return advantages
 
 
 def run(rewards, values, turns, bootstrap, config):
@@ -41,6 +35,17 @@ def run(rewards, values, turns, bootstrap, config):
     )
 
 
+def tensors(*numbers):
+    return (torch.tensor(each, dtype=F64) for each in numbers)
+
+
+def flat(made):
+    rewards, values, turns, bootstraps = zip(*made, strict=True)
+    ids = [b for b, r in enumerate(rewards) for _ in r]
+    joined = [[x for part in parts for x in part] for parts in (rewards, values, turns)]
+    return (*tensors(*joined[:2]), torch.tensor(joined[2]), torch.tensor(ids), torch.tensor(bootstraps, dtype=F64))
+
+
 def config(gamma=(1.0, 1.0), lam=(1.0, 1.0), lam_value=None):
     return AdvantageConfig(
         gamma_token=gamma[0],
@@ -49,49 +54,6 @@ def config(gamma=(1.0, 1.0), lam=(1.0, 1.0), lam_value=None):
         lambda_turn=lam[1],
         lambda_value=lam[1] if lam_value is None else lam_value,
     )
-
-
-finite = st.floats(-2, 2, allow_nan=False)
-unit = st.floats(0, 1)
-
-
-@st.composite
-def episodes(draw):
-    """Flat arrays of 1 to 6 episodes with 1 to 12 tokens each, and what the loop needs."""
-    made = []
-    for _ in range(draw(st.integers(1, 6))):
-        n = draw(st.integers(1, 12))
-        steps = draw(st.lists(st.booleans(), min_size=n, max_size=n))
-        turns = [sum(steps[1 : j + 1]) for j in range(n)]
-        numbers = st.lists(finite, min_size=n, max_size=n)
-        made.append((draw(numbers), draw(numbers), turns, draw(st.one_of(st.just(0.0), finite))))
-    return made
-
-
-def flat(made):
-    ids = [b for b, (r, *_) in enumerate(made) for _ in r]
-    return (
-        torch.tensor([x for r, *_ in made for x in r], dtype=F64),
-        torch.tensor([x for _, v, *_ in made for x in v], dtype=F64),
-        torch.tensor([x for _, _, t, _ in made for x in t]),
-        torch.tensor(ids),
-        torch.tensor([b for *_, b in made], dtype=F64),
-    )
-
-
-@given(episodes(), unit, unit, unit, unit, unit)
-@settings(max_examples=150, deadline=None)
-def test_scan_equals_the_plain_loop(made, gamma_token, gamma_turn, lambda_token, lambda_turn, lambda_value):
-    chosen = config((gamma_token, gamma_turn), (lambda_token, lambda_turn), lambda_value)
-    advantages, returns = boundary_gae(*flat(made), chosen)
-    start = 0
-    for rewards, values, turns, bootstrap in made:
-        stop = start + len(rewards)
-        expected = loop_gae(rewards, values, turns, bootstrap, (gamma_token, gamma_turn), (lambda_token, lambda_turn))
-        targets = loop_gae(rewards, values, turns, bootstrap, (gamma_token, gamma_turn), (lambda_value, lambda_value))
-        assert advantages[start:stop].tolist() == pytest.approx(expected, abs=1e-12)
-        assert (returns[start:stop] - flat(made)[1][start:stop]).tolist() == pytest.approx(targets, abs=1e-12)
-        start = stop
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 8, 9, 1000])
@@ -105,6 +67,7 @@ V = [0.5, 0.4, 0.6, 0.8, 0.7]
 R = [0.0, 0.0, 0.1, 0.0, 1.0]
 TURNS = [0, 0, 0, 1, 1]
 ACTION = config((0.9, 0.9), (0.5, 0.5))
+TURN = config((1.0, 0.9), (1.0, 0.5))
 
 
 def exact(*texts):
@@ -162,92 +125,61 @@ def test_turn_credit_inside_a_turn_is_the_turns_own_with_a_baseline_per_token():
     assert returns[:3].tolist() == pytest.approx([1.0, 1.0, 1.0], abs=1e-12)
 
 
-@given(episodes())
-@settings(max_examples=50, deadline=None)
-def test_p1_without_discount_the_advantage_is_the_rest_minus_the_value(made):
-    advantages, _ = boundary_gae(*flat(made), config())
-    expected = [sum(r[j:]) + b - v[j] for r, v, _, b in made for j in range(len(r))]
-    assert advantages.tolist() == pytest.approx(expected, abs=1e-11)
+@pytest.mark.parametrize(
+    ("bootstrap", "advantages", "targets"),
+    [
+        (0.0, [0.41] * 3 + [0.2] * 2, [0.91] * 3 + [1.0] * 2),
+        (0.9, [0.7745] * 3 + [1.01] * 2, [1.2745] * 3 + [1.81] * 2),
+    ],
+    ids=["term", "trunc"],
+)
+def test_worked_example_of_turn_gae(bootstrap, advantages, targets):
+    """A_2 = 1 + 0 - .8 = .2 and A_1 = .1 + .9 * .8 - .5 + .45 * .2 = .41; values inside a turn are not read."""
+    wild = torch.tensor([0.5, 99.0, -99.0, 0.8, 99.0], dtype=F64)
+    zeros, final = torch.zeros(5, dtype=torch.int64), torch.tensor([bootstrap], dtype=F64)
+    found, returns = turn_gae(torch.tensor(R, dtype=F64), wild, torch.tensor(TURNS), zeros, final, TURN)
+    assert found.tolist() == pytest.approx(advantages, abs=1e-12)
+    assert returns.tolist() == pytest.approx(targets, abs=1e-12)
 
 
-@given(episodes(), unit, unit)
-@settings(max_examples=50, deadline=None)
-def test_p2_lambda_one_gives_discounted_monte_carlo_returns(made, gamma_token, gamma_turn):
-    _, returns = boundary_gae(*flat(made), config((gamma_token, gamma_turn), (1.0, 1.0), 1.0))
-    expected = []
-    for r, _, turns, b in made:
-        ahead, back = b, []
-        for j in reversed(range(len(r))):
-            inside = j + 1 < len(r) and turns[j + 1] == turns[j]
-            ahead = r[j] + (gamma_token if inside else gamma_turn) * ahead
-            back.append(ahead)
-        expected += reversed(back)
-    assert returns.tolist() == pytest.approx(expected, abs=1e-11)
+def test_turn_gae_sums_the_rewards_inside_a_turn_and_decouples_its_targets():
+    """Turns of rewards 3 and 5, V = 1 and 2, gamma .5: lambda 0 gives 3 + 1 - 1 and 5 - 2, targets 3 + 2.5 and 5."""
+    rewards = torch.tensor([1.0, 2.0, 5.0], dtype=F64)
+    values, turns = torch.tensor([1.0, 7.0, 2.0], dtype=F64), torch.tensor([4, 4, 6])
+    zeros, chosen = torch.zeros(3, dtype=torch.int64), config((1.0, 0.5), (1.0, 0.0), 1.0)
+    found, returns = turn_gae(rewards, values, turns, zeros, torch.zeros(1), chosen)
+    assert found.tolist() == [3.0, 3.0, 3.0]
+    assert returns.tolist() == [5.5, 5.5, 5.0]
 
 
-@given(episodes(), unit)
-@settings(max_examples=50, deadline=None)
-def test_p3_p4_lambda_zero_is_the_td_error_and_gamma_zero_the_reward(made, gamma):
-    td, _ = boundary_gae(*flat(made), config((gamma, gamma), (0.0, 0.0)))
-    expected = [r[j] + gamma * ([*v[1:], b][j]) - v[j] for r, v, _, b in made for j in range(len(r))]
-    assert td.tolist() == pytest.approx(expected, abs=1e-12)
-    short, _ = boundary_gae(*flat(made), config((0.0, 0.0), (0.7, 0.3)))
-    assert short.tolist() == pytest.approx([x - y for r, v, *_ in made for x, y in zip(r, v, strict=True)], abs=1e-12)
+def test_action_gae_takes_the_turns_pair_at_every_token():
+    found, targets = action_gae(*tensors(R, V), torch.zeros(5, dtype=torch.int64), torch.zeros(1), TURN)
+    assert found.tolist() == pytest.approx([-0.035639375, 0.2319125, 0.20425, -0.035, 0.3], abs=1e-12)
+    assert targets.tolist() == pytest.approx([0.464360625, 0.6319125, 0.80425, 0.765, 1.0], abs=1e-12)
 
 
-@given(episodes(), unit, unit, unit)
-@settings(max_examples=50, deadline=None)
-def test_p5_values_that_are_exact_on_the_path_leave_no_advantage(made, gamma, lambda_token, lambda_turn):
-    rewards, _, turns, ids, bootstrap = flat(made)
-    _, exact_values = boundary_gae(rewards, torch.zeros_like(rewards), turns, ids, bootstrap, config((gamma, gamma)))
-    chosen = config((gamma, gamma), (lambda_token, lambda_turn))
-    advantages, _ = boundary_gae(rewards, exact_values, turns, ids, bootstrap, chosen)
-    assert advantages.abs().max() < 1e-11
+def test_a_length_adaptive_lambda_counts_turns_and_stays_inside_its_bounds():
+    """1 - 1 / (alpha K): with alpha .5, 1 turn gives -1 -> 0, 4 turns .5, 10 turns .8; an empty episode 0."""
+    turns = torch.tensor([0, 0, 0, 1, 2, 2, 3, *range(10)])
+    ids = torch.tensor([0, 0, *[1] * 5, *[2] * 10])
+    turns[2] = 0
+    chosen = config((1.0, 1.0), (1.0, 0.3)).model_copy(update={"lambda_alpha": 0.5})
+    assert adaptive_lambda(turns, ids, 4, chosen).tolist() == pytest.approx([0.0, 0.5, 0.8, 0.0])
+    assert adaptive_lambda(turns, ids, 3, config((1.0, 1.0), (1.0, 0.3))).tolist() == [0.3, 0.3, 0.3]
+    # Two turns of one token: A_1 = r_1 + V_2 - V_1 + (1 - 1 / (1 * 2)) A_2 = 0 + 1 - 0 + .5 * (3 - 1) = 2.
+    chosen = chosen.model_copy(update={"lambda_alpha": 1.0, "lambda_value": 1.0})
+    found, targets = run([0.0, 3.0], [0.0, 1.0], [0, 1], 0.0, chosen)
+    assert found.tolist() == [2.0, 2.0]
+    assert targets.tolist() == [3.0, 3.0]
+    # `action` counts tokens: the same two tokens in one turn.
+    found, _ = action_gae(*tensors([0.0, 3.0], [0.0, 1.0]), torch.zeros(2, dtype=torch.int64), torch.zeros(1), chosen)
+    assert found.tolist() == [2.0, 2.0]
 
 
-@given(episodes(), unit, unit, unit, unit)
-@settings(max_examples=50, deadline=None)
-def test_p6_potential_shaping_changes_nothing(made, gamma_token, gamma_turn, lambda_token, lambda_turn):
-    chosen = config((gamma_token, gamma_turn), (lambda_token, lambda_turn))
-    plain, _ = boundary_gae(*flat(made), chosen)
-    shaped = []
-    for r, v, turns, b in made:
-        phi = [math.sin(3.0 * j + b) for j in range(len(r) + 1)]
-        gammas = [gamma_token if j + 1 < len(r) and turns[j + 1] == turns[j] else gamma_turn for j in range(len(r))]
-        rewards = [r[j] + gammas[j] * phi[j + 1] - phi[j] for j in range(len(r))]
-        shaped.append((rewards, [x - p for x, p in zip(v, phi, strict=False)], turns, b - phi[-1]))
-    changed, _ = boundary_gae(*flat(shaped), chosen)
-    assert (changed - plain).abs().max() < 1e-11
-
-
-@given(episodes(), st.floats(-3, 3))
-@settings(max_examples=50, deadline=None)
-def test_p7_linear_in_rewards_values_and_bootstrap(made, factor):
-    chosen = config((0.9, 0.8), (0.7, 0.6))
-    plain, _ = boundary_gae(*flat(made), chosen)
-    r, v, t, e, b = flat(made)
-    scaled, _ = boundary_gae(factor * r, factor * v, t, e, factor * b, chosen)
-    assert (scaled - factor * plain).abs().max() < 1e-11
-
-
-@given(episodes(), unit, unit)
-@settings(max_examples=50, deadline=None)
-def test_p9_equal_pairs_are_action_gae_whatever_the_turns(made, gamma, lam):
-    chosen = config((gamma, gamma), (lam, lam))
-    r, v, t, e, b = flat(made)
-    with_turns, _ = boundary_gae(r, v, t, e, b, chosen)
-    without, _ = boundary_gae(r, v, torch.zeros_like(t), e, b, chosen)
-    assert torch.equal(with_turns, without)
-
-
-def test_p10_truncation_at_a_state_with_an_exact_value_only_loses_the_tail():
-    """A_full[i] = A_trunc[i] + (gamma lambda)^(n - i) A_full[n] when the bootstrap is V_n."""
-    gamma, lam, cut = 0.9, 0.8, 3
-    chosen = config((gamma, gamma), (lam, lam))
-    full, _ = run(R, V, [0] * 5, 0.0, chosen)
-    short, _ = run(R[:cut], V[:cut], [0] * cut, V[cut], chosen)
-    expected = [float(short[i] + (gamma * lam) ** (cut - i) * full[cut]) for i in range(cut)]
-    assert full[:cut].tolist() == pytest.approx(expected, abs=1e-12)
+def test_turns_start_where_the_turn_or_the_episode_changes():
+    starts = turn_starts(torch.tensor([0, 0, 2, 0, 0]), torch.tensor([0, 0, 0, 0, 1]))
+    assert starts.tolist() == [True, False, True, True, True]
+    assert turn_starts(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)).tolist() == []
 
 
 def test_episodes_do_not_touch_each_other_not_even_through_nan():
@@ -270,6 +202,10 @@ def test_layout_mistakes_are_named():
         boundary_gae(r, v, t, e, b[:1], AdvantageConfig())
     empty = torch.zeros(0)
     assert boundary_gae(empty, empty, empty.long(), empty.long(), b, AdvantageConfig())[0].numel() == 0
+    assert turn_gae(empty, empty, empty.long(), empty.long(), b, AdvantageConfig())[0].numel() == 0
+    assert action_gae(empty, empty, empty.long(), b, AdvantageConfig())[0].numel() == 0
+    with pytest.raises(InvariantError, match="flat arrays"):
+        turn_gae(r[:-1], v, t, e, b, AdvantageConfig())
 
 
 def test_whitening():
@@ -287,12 +223,3 @@ def test_whitening_does_not_blow_up_noise_and_leaves_a_single_token_alone():
     assert whiten(noise, "full", 0.1)[0].abs().max() < 1e-7
     assert whiten(torch.tensor([0.7], dtype=F64), "full", 0.1)[0].tolist() == [0.7]
     assert whiten(torch.zeros(0, dtype=F64), "full", 0.1)[0].numel() == 0
-
-
-def test_explained_variance():
-    returns = torch.tensor([0.0, 1.0, 2.0, 3.0])
-    assert explained_variance(returns, returns) == 1.0
-    assert explained_variance(torch.full((4,), 9.0), returns) == pytest.approx(0.0)
-    assert explained_variance(-returns, returns) == pytest.approx(-3.0)
-    assert math.isnan(explained_variance(returns, torch.ones(4)))
-    assert math.isnan(explained_variance(returns[:1], returns[:1]))

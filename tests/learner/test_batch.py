@@ -54,15 +54,16 @@ def test_flat_arrays_of_an_uneven_batch(kit):
         st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=3), min_size=1, max_size=9
     ),
     budget=st.integers(16, 120),
+    packing=st.booleans(),
     rng=st.randoms(use_true_random=False),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_microbatches_hold_every_token_once_within_the_budget(kit, shapes, budget, rng):
+def test_microbatches_hold_every_token_once_within_the_budget(kit, shapes, budget, packing, rng):
     batch = [kit.trajectory([(a, b, 0.0) for a, b in turns], seed=i) for i, turns in enumerate(shapes)]
     rollout = read(batch)
     rows = list(range(len(batch)))
     rng.shuffle(rows)
-    micros = make_microbatches(rollout, rows, budget, CPU)
+    micros = make_microbatches(rollout, rows, budget, CPU, packing)
     seen = torch.cat([micro.index_N for micro in micros])
     assert sorted(seen.tolist()) == list(range(rollout.n_actions))
     assert sorted(torch.cat([micro.row_B for micro in micros]).tolist()) == sorted(rows)
@@ -71,9 +72,13 @@ def test_microbatches_hold_every_token_once_within_the_budget(kit, shapes, budge
         flat = micro.token_ids_BT.flatten()
         # The token after the state is the target: no shift, and no state in another row.
         assert torch.equal(flat[micro.state_N + 1], micro.target_N)
-        width = micro.token_ids_BT.shape[1]
-        lines = micro.state_N // width
-        assert torch.equal(micro.row_B[lines], rollout.episode_id_N[micro.index_N])
+        places = micro.position_ids.expand_as(micro.token_ids_BT).flatten()
+        rows_of_it = [rollout.rows[row] for row in micro.row_B.tolist()]
+        assert torch.equal(places[micro.state_N], torch.cat([row.action_N - 1 for row in rows_of_it]))
+        assert torch.equal(places[micro.final_B], torch.tensor([row.n_tokens - 1 for row in rows_of_it]))
+        assert torch.equal(flat[micro.final_B], torch.stack([row.token_ids_T[-1] for row in rows_of_it]))
+        each = torch.tensor([row.action_N.numel() for row in rows_of_it])
+        assert torch.equal(micro.row_B.repeat_interleave(each), rollout.episode_id_N[micro.index_N])
 
 
 def test_rows_of_like_length_share_a_microbatch(kit):
@@ -135,3 +140,13 @@ def test_unknown_token_ids_are_refused(kit, token):
     trajectory = kit.trajectory([(2, 2, 1.0)], seed=1)
     with pytest.raises(InvariantError, match=rf"token id {token}, expected 0 to 23"):
         read([with_turn(trajectory, sampled_ids=(3, token))])
+
+
+def test_attempts_at_one_task_are_a_group(kit):
+    """Numbered in the order of first appearance, after errors and empty episodes were left out."""
+    by_task = [kit.trajectory([(2, 3, 1.0)], seed=seed, name=f"e{k}") for k, seed in enumerate((7, 3, 7, 5, 3))]
+    assert read(by_task).group_B.tolist() == [0, 1, 0, 2, 1]
+    failed = replace(kit.trajectory([(2, 3, 0.0)], seed=9), end=EndReason.ENV_ERROR)
+    assert read([failed, *by_task[1:], failed]).group_B.tolist() == [0, 1, 2, 0]
+    assert read([failed]).group_B.tolist() == []
+    assert read(by_task).group_B.dtype == torch.int64

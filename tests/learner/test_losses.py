@@ -1,4 +1,4 @@
-"""Losses against hand-made gradients, gradcheck, masked NaN, and splits of very unequal episodes."""
+"""Losses against hand-made gradients, masked NaN, weights, kept tokens, and splits of very unequal episodes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from agentrl.learner.losses import (
     kl_k1,
     kl_k2,
     kl_k3,
+    kl_loss,
     make_share,
     merge_metrics,
     policy_loss,
@@ -109,23 +110,6 @@ def test_k3_keeps_its_digits_near_zero():
     assert kl_k3(torch.tensor([0.0]), torch.tensor([1e-4])).item() == pytest.approx(5e-9, rel=0.05)
 
 
-def test_gradients_of_kl_estimates_on_policy():
-    """Exact expectations over a categorical: k2 as a loss has the gradient of KL(p, q); k1 as a loss has none."""
-    logits = draw(5, 1).requires_grad_(True)
-    log_q = draw(5, 2).log_softmax(0)
-
-    def gradient(estimate):
-        log_p = logits.log_softmax(0)
-        return torch.autograd.grad((log_p.detach().exp() * estimate(log_p, log_q)).sum(), logits)[0]
-
-    log_p = logits.log_softmax(0)
-    wanted = torch.autograd.grad((log_p.exp() * (log_p - log_q)).sum(), logits)[0]
-    assert torch.allclose(gradient(kl_k2), wanted, atol=1e-12)
-    assert gradient(kl_k1).abs().max() < 1e-12
-    forward = torch.autograd.grad((log_q.exp() * (log_q - logits.log_softmax(0))).sum(), logits)[0]
-    assert torch.allclose(gradient(kl_k3), forward, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("aggregation", "expected"),
     [
@@ -143,31 +127,12 @@ def test_aggregations_by_hand(aggregation, expected):
     assert aggregate(loss, share).item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("clip", [None, 0.3])
-def test_gradcheck(aggregation, clip):
-    """Away from the kinks of clip and dual clip by 0.02."""
-    n = sum(LENGTHS)
-    episode = torch.repeat_interleave(torch.arange(4), torch.tensor(LENGTHS))
-    share = make_share(episode, torch.arange(n) % 7 != 3, aggregation, 16)
-    old, advantage = draw(n, 1), draw(n, 2)
-    log_ratio = draw(n, 3, 0.7)
-    for kink in (math.log(0.8), math.log(1.28), math.log(3.0)):
-        log_ratio = torch.where((log_ratio - kink).abs() < 0.02, log_ratio + 0.05, log_ratio)
-    logprob = (old + log_ratio).requires_grad_(True)
-    assert torch.autograd.gradcheck(lambda x: policy_loss(x, old, advantage, share, LossConfig())[0], [logprob])
-    value, before, target = draw(n, 4).requires_grad_(True), draw(n, 5), draw(n, 6)
-    assert torch.autograd.gradcheck(lambda x: value_loss(x, before, target, share, clip)[0], [value])
-    assert torch.autograd.gradcheck(lambda x: entropy_loss(x, share, 0.3)[0], [value])
-    for estimate in (kl_k1, kl_k2, kl_k3):
-        assert torch.autograd.gradcheck(lambda x, e=estimate: aggregate(e(x, old), share), [value])
-
-
 def losses_of(logprob, value, entropy, share, config=LossConfig(value_clip=0.3)):  # noqa: B008
     n = logprob.numel()
     old, advantage, before, target = draw(n, 11), draw(n, 12), draw(n, 13), draw(n, 14)
     loss = policy_loss(logprob, old, advantage, share, config)[0]
-    return loss + value_loss(value, before, target, share, config.value_clip)[0] + entropy_loss(entropy, share, 0.1)[0]
+    loss = loss + value_loss(value, before, target, share, config.value_clip)[0]
+    return loss + entropy_loss(entropy, share, 0.1)[0] + 0.3 * kl_loss(logprob, old, target, share)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -197,6 +162,7 @@ def test_masked_nan_in_targets_and_metrics():
     loss, metrics = policy_loss(draw(n, 2), dirt, dirt, share, LossConfig())
     assert loss.isfinite()
     assert all(value.isfinite() for value in metrics.values())
+    assert kl_loss(draw(n, 2), dirt, dirt, share, weight_N=dirt).isfinite()
     loss, metrics = value_loss(draw(n, 2), dirt, dirt, share, 0.2)
     assert loss.isfinite()
     assert all(value.isfinite() for value in metrics.values())
@@ -212,6 +178,7 @@ def test_gradient_does_not_depend_on_the_split(aggregation, sizes, dtype, tolera
     share = make_share(episode, torch.ones(n, dtype=torch.bool), aggregation, 16)
     config = LossConfig(value_clip=0.3)
     old, advantage, before, target = (draw(n, seed).to(dtype) for seed in (11, 12, 13, 14))
+    weight, keep = draw(n, 15).exp().to(dtype), torch.arange(n) % 5 != 2
 
     def gradients(parts):
         leaves = [draw(n, seed).to(dtype).requires_grad_(True) for seed in (21, 22, 23)]
@@ -220,10 +187,13 @@ def test_gradient_does_not_depend_on_the_split(aggregation, sizes, dtype, tolera
             i = torch.cat([torch.nonzero(episode == e).flatten() for e in part])
             logprob, value, entropy = (leaf[i] for leaf in leaves)
             taken = share.take(i)
-            loss, metrics = policy_loss(logprob, old[i], advantage[i], taken, config)
+            loss, metrics = policy_loss(
+                logprob, old[i], advantage[i], taken, config, weight_N=weight[i], keep_N=keep[i]
+            )
             merge_metrics(total, metrics)
             loss = loss + value_loss(value, before[i], target[i], taken, config.value_clip)[0]
-            (loss + entropy_loss(entropy, taken, 0.1)[0]).backward()
+            loss = loss + 0.3 * kl_loss(logprob, old[i], before[i], taken, weight_N=weight[i], keep_N=keep[i])
+            (loss + entropy_loss(entropy, taken, 0.1, keep_N=keep[i])[0]).backward()
         return [leaf.grad for leaf in leaves], total
 
     whole, metrics = gradients([[0, 1, 2, 3]])
@@ -252,3 +222,89 @@ def test_a_minibatch_without_tokens_is_zero_and_not_nan():
     loss, metrics = policy_loss(draw(3, 1), draw(3, 2), draw(3, 3), share, LossConfig())
     assert loss.item() == 0.0
     assert metrics["kl"].item() == 0.0
+
+
+def test_kept_tokens_and_their_weights_by_hand():
+    """Four tokens at ratio 1, of which the second is not kept: -A w / 4 for the others, nothing made up for."""
+    logprob = torch.zeros(4, dtype=F64, requires_grad=True)
+    advantage, weight = torch.tensor([1.0, 9.0, -2.0, 3.0], dtype=F64), torch.tensor([2.0, 1.0, 0.5, 1.0], dtype=F64)
+    keep = torch.tensor([True, False, True, True])
+    old = torch.zeros(4, dtype=F64)
+    loss, metrics = policy_loss(logprob, old, advantage, everything(4), LossConfig(), weight_N=weight, keep_N=keep)
+    loss.backward()
+    assert loss.item() == pytest.approx((-2.0 + 1.0 - 3.0) / 4)
+    assert logprob.grad.tolist() == pytest.approx([-0.5, 0.0, 0.25, -0.75])
+    assert metrics["clip_fraction"].item() == 0.0
+    assert entropy_loss(torch.tensor([1.0, 5.0, 2.0, 3.0]), everything(4), 0.5, keep_N=keep)[0].item() == pytest.approx(
+        -0.5 * 6 / 4
+    )
+    # k2 of log ratios 1, 3, 2 to the reference; ratios e^.5, -, 1 to the old policy.
+    new, old, reference = (torch.tensor(x, dtype=F64) for x in ([0.0, 0.0, 0.0], [-0.5, 7.0, 0.0], [-1.0, -3.0, 2.0]))
+    found = kl_loss(new, old, reference, everything(3), weight_N=weight[:3], keep_N=keep[:3])
+    assert found.item() == pytest.approx((2.0 * math.exp(0.5) * 0.5 + 0.5 * 2.0) / 3)
+
+
+def test_clipping_is_counted_on_kept_tokens_and_drift_on_all():
+    """Ratios 2, 2 and 1 with advantages of 1: both are clipped, one of them is kept."""
+    logprob, advantage = torch.tensor([2.0, 2.0, 1.0], dtype=F64).log(), torch.ones(3, dtype=F64)
+    keep = torch.tensor([True, False, True])
+    _, metrics = policy_loss(logprob, torch.zeros(3, dtype=F64), advantage, everything(3), LossConfig(), keep_N=keep)
+    assert metrics["clip_fraction"].item() == metrics["clip_fraction_upper"].item() == pytest.approx(1 / 3)
+    assert metrics["kl_k1"].item() == pytest.approx(-2 * math.log(2) / 3)
+    assert metrics["ratio_max"].item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_kept_may_be_anything(bad):
+    n = 9
+    keep, share = torch.arange(n) % 3 != 1, everything(n)
+    found = []
+    for dirty in (False, True):
+        targets = [draw(n, seed) for seed in (2, 3, 4, 5)]
+        old, advantage, weight, reference = (torch.where(keep, x, bad) if dirty else x for x in targets)
+        logprob, entropy = draw(n, 1).requires_grad_(True), draw(n, 6).requires_grad_(True)
+        loss = policy_loss(logprob, old, advantage, share, LossConfig(), weight_N=weight, keep_N=keep)[0]
+        loss = loss + kl_loss(logprob, old, reference, share, weight_N=weight, keep_N=keep)
+        loss = loss + entropy_loss(torch.where(keep, entropy, bad), share, 0.1, keep_N=keep)[0]
+        loss.backward()
+        found.append((loss.detach(), logprob.grad, entropy.grad))
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+def test_weights_and_ratios_are_constants():
+    """A weight that was computed with a gradient passes none on."""
+    logprob = draw(5, 1).requires_grad_(True)
+    weight = logprob.exp()
+    old, advantage = logprob.detach(), draw(5, 2)
+    policy_loss(logprob, old, advantage, everything(5), LossConfig(), weight_N=weight)[0].backward()
+    assert torch.allclose(logprob.grad, -advantage * logprob.detach().exp() / 5, atol=1e-15)
+    logprob.grad = None
+    reference = draw(5, 3)
+    kl_loss(logprob, old - 0.3, reference, everything(5)).backward()
+    assert torch.allclose(logprob.grad, math.exp(0.3) * (old - reference) / 5, atol=1e-15)
+
+
+def test_log_ratios_are_clamped_before_the_exponential():
+    logprob = torch.tensor([800.0, -800.0], dtype=F64)
+    loss, metrics = policy_loss(logprob, -logprob, torch.ones(2, dtype=F64), everything(2), LossConfig())
+    assert loss.isfinite()
+    assert metrics["ratio_max"].item() == pytest.approx(math.exp(20.0))
+    assert kl_loss(logprob, -logprob, -logprob, everything(2)).isfinite()
+
+
+def test_a_value_loss_on_some_tokens_has_their_denominators():
+    """Two of five tokens have a value loss, in episodes of 2 and 3: its means are over those."""
+    episode, keep = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([True, False, True, True, False])
+    value = torch.tensor([1.0, 9.0, 2.0, 4.0, 9.0], dtype=F64, requires_grad=True)
+    zeros = torch.zeros(5, dtype=F64)
+    for aggregation, expected in (("token_mean", 21 / 3), ("seq_mean_token_mean", (1 + 10) / 2)):
+        share = make_share(episode, keep, aggregation, 5)
+        assert value_loss(value, zeros, zeros, share, None)[0].item() == pytest.approx(0.5 * expected)
+
+
+def test_the_value_loss_of_a_zero_head_is_half_the_second_moment():
+    """Rewards of 0 and 1 with probability p: p / 2."""
+    target = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0], dtype=F64)
+    zeros = torch.zeros(5, dtype=F64)
+    assert value_loss(zeros, zeros, target, everything(5), None)[0].item() == pytest.approx(0.2)

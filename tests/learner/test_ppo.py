@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agentrl.errors import ConfigError, InvariantError
+from agentrl.learner.alarms import REMEDIES
 from agentrl.learner.checkpoint import read_state, write_state
 from agentrl.learner.ppo import PPOLearner
 from agentrl.types import EndReason
@@ -56,7 +57,7 @@ def test_neither_budget_nor_chunk_nor_order_changes_the_update(kit, critic):
 def test_a_restored_learner_goes_on_bit_for_bit(kit, lora, critic, tmp_path):
     """Three updates in one go, and with everything written, forgotten and read again after each."""
     ppo = {"epochs": 2, "minibatches": 3, "microbatch_tokens": 120, "policy": {"lr": 1e-3, "warmup_steps": 4}}
-    config = kit.config(lora=lora, critic=critic, ppo=ppo | {"loss": {"kl_coef": 0.05}}, seed=3)
+    config = kit.config(lora=lora, critic=critic, ppo=ppo | {"kl": {"coef": 0.05}}, seed=3)
     batches = [kit.batch(100 * i) for i in range(3)]
     whole = kit.actor_critic(config, reference=True)
     learner = PPOLearner(whole, config)
@@ -103,8 +104,11 @@ def test_metrics_of_an_update(kit):
         "ppo/episodes_error", "ppo/episodes_empty", "ppo/tokens", "critic/explained_variance",
         "critic/explained_variance_turn_start", "critic/value_mean", "critic/return_mean", "critic/return_std",
         "critic/clip_fraction", "critic/grad_norm", "critic/grad_norm_max", "critic/lr", "critic/skipped_steps",
+        "critic/calibration_error", "ppo/engine_kl", "ppo/idle_steps", "ppo/kept_fraction",
+        *(f"alarm/{name}" for name in REMEDIES),
     }  # fmt: skip
-    assert set(metrics) == expected
+    found = {name for name in metrics if not name.startswith("critic/explained_variance_turn_")}
+    assert found | {"critic/explained_variance_turn_start"} == expected
     assert metrics["ppo/episodes"] == 6.0
     assert metrics["ppo/episodes_error"] == 1.0
     assert metrics["ppo/tokens"] == sum(t.n_sampled for t in kit.batch())
@@ -209,14 +213,21 @@ def test_a_batch_of_errors_changes_nothing_and_is_counted(kit, minibatches):
 
 @kinds
 def test_a_single_token_trains_and_keeps_every_figure_finite_or_undefined(kit, lora, critic):
+    """A fresh critic's bias is this one return, which leaves no advantage; a critic that says 0 leaves one of 1."""
     batch = [kit.trajectory([(3, 1, 1.0)], seed=1)]
-    model, (metrics,), _ = run(kit, [batch], lora=lora, critic=critic, dtype=torch.float32)
-    undefined = {name for name, value in metrics.items() if not math.isfinite(value)}
-    assert undefined == {
-        "critic/explained_variance", "critic/explained_variance_turn_start", "critic/return_std",
-    }  # fmt: skip
-    assert metrics["ppo/steps"] == 1.0
-    assert all(bool(weight.isfinite().all()) for weight in weights(model))
+    config = kit.config(lora=lora, critic=critic)
+    model = kit.actor_critic(config, dtype=torch.float32)
+    learner = PPOLearner(model, config)
+    for is_set, expected in ((False, (0.0, 1.0)), (True, (1.0, 0.0))):
+        model.set_value_bias(0.0)
+        learner.load_state_dict(learner.state_dict() | {"bias_is_set": is_set})
+        metrics = learner.update(kit.relabel(model, batch))
+        undefined = {name for name, value in metrics.items() if not math.isfinite(value)}
+        assert undefined == {
+            "critic/explained_variance", "critic/explained_variance_turn_start", "critic/return_std",
+        }  # fmt: skip
+        assert (metrics["ppo/steps"], metrics["ppo/idle_steps"]) == expected
+        assert all(bool(weight.isfinite().all()) for weight in weights(model))
 
 
 def test_equal_rewards_teach_the_policy_nothing(kit):
@@ -225,6 +236,7 @@ def test_equal_rewards_teach_the_policy_nothing(kit):
     assert math.isnan(metrics["critic/explained_variance"])
     assert metrics["ppo/grad_norm"] < 1e-9
     assert metrics["ppo/advantage_std"] < 1e-9
+    assert (metrics["ppo/idle_steps"], metrics["ppo/steps"]) == (1.0, 0.0)
 
 
 def test_gradients_that_are_not_finite_are_skipped_counted_and_at_last_fatal(kit):
@@ -259,14 +271,14 @@ def test_damaged_weights_stop_the_run_before_any_step(kit):
 
 
 def test_a_kl_penalty_needs_a_reference(kit):
-    config = kit.config(ppo={"loss": {"kl_coef": 0.1}})
+    config = kit.config(ppo={"kl": {"coef": 0.1}})
     with pytest.raises(ConfigError, match=r"begin_rl\(reference=True\)"):
         PPOLearner(kit.actor_critic(config), config)
 
 
 def test_the_kl_penalty_pulls_back_to_the_reference(kit):
     """No reward but the penalty: after some updates the policy is nearer to the reference again."""
-    ppo = {"minibatches": 1, "target_kl": None, "policy": {"lr": 5e-3}, "loss": {"kl_coef": 1.0}}
+    ppo = {"minibatches": 1, "target_kl": None, "policy": {"lr": 5e-3}, "kl": {"coef": 1.0}}
     config = kit.config(ppo=ppo | {"advantage": {"whiten": "none"}})
     model = kit.actor_critic(config, reference=True, dtype=torch.float32)
     with torch.no_grad():

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 
 from agentrl.errors import ConfigError
 from agentrl.learner.checkpoint import read_state, write_state
+from agentrl.learner.model import ActorCritic
 from agentrl.learner.optim import cosine, linear_warmup
 from agentrl.learner.sft import SftTrainer
 from agentrl.types import EndReason
@@ -22,9 +24,10 @@ def config(kit, **changes):
 
 
 @pytest.mark.parametrize(("lora", "critic"), [(None, "separate"), (None, "head"), ({"rank": 4}, "adapter")])
-@pytest.mark.parametrize("budget", [16, 10**6])
-def test_one_step_equals_the_plain_likelihood_of_the_sampled_tokens(kit, lora, critic, budget):
-    chosen = config(kit, lora=lora, critic=critic, ppo={"microbatch_tokens": budget, "logit_chunk": 9})
+@pytest.mark.parametrize(("budget", "packing"), [(16, False), (10**6, False), (100, True)])
+def test_one_step_equals_the_plain_likelihood_of_the_sampled_tokens(kit, lora, critic, budget, packing):
+    ppo = {"microbatch_tokens": budget, "packing": packing, "logit_chunk": 9}
+    chosen = config(kit, lora=lora, critic=critic, ppo=ppo)
     model, plain = (kit.actor_critic(chosen, dtype=F64) for _ in range(2))
     batch = kit.batch()
     metrics = SftTrainer(model, chosen).step(batch)
@@ -79,20 +82,22 @@ def test_every_demonstration_once_an_epoch_in_an_order_of_the_seed(kit):
     assert order != drawn(2, 5)
 
 
-def test_resumed_bit_for_bit(kit, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_resumed_bit_for_bit(kit, tmp_path, dtype):
+    """In bfloat16 that needs the float32 copies of the weights, which the optimiser keeps."""
     chosen = config(kit)
     demonstrations = [kit.trajectory([(2, 3, 0.0)], seed=i) for i in range(7)]
-    whole = kit.actor_critic(chosen)
+    whole = kit.actor_critic(chosen, dtype=dtype)
     trainer = SftTrainer(whole, chosen)
     expected = [trainer.step(trainer.next_batch(demonstrations)) for _ in range(6)]
 
-    model = kit.actor_critic(chosen)
+    model = kit.actor_critic(chosen, dtype=dtype)
     trainer = SftTrainer(model, chosen)
     for _ in range(3):
         trainer.step(trainer.next_batch(demonstrations))
     model.save(tmp_path)
     write_state(tmp_path / "sft.pt", trainer.state_dict())
-    model = kit.actor_critic(chosen, seed=8)
+    model = kit.actor_critic(chosen, seed=8, dtype=dtype)
     model.load(tmp_path)
     trainer = SftTrainer(model, chosen)
     trainer.load_state_dict(read_state(tmp_path / "sft.pt"))
@@ -109,6 +114,13 @@ def test_bad_demonstrations(kit):
         trainer.next_batch([])
     with pytest.raises(ConfigError, match=r"\[sft\] section"):
         SftTrainer(kit.actor_critic(chosen), kit.config())
+
+
+def test_packing_is_tried_before_the_first_step(kit):
+    model = MambaForCausalLM(MambaConfig(vocab_size=24, hidden_size=16, num_hidden_layers=2, state_size=4)).eval()
+    chosen = config(kit, critic="head", ppo={"packing": True})
+    with pytest.raises(ConfigError, match="ppo.packing: MambaModel does not keep"):
+        SftTrainer(ActorCritic(model, chosen.model), chosen)
 
 
 def test_schedules():

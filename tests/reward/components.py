@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from agentrl.reward import Aggregator, Combined, Episode, Node, Part, Span, component, require_some
+from agentrl.reward import (
+    Aggregator,
+    BatchNode,
+    BatchRecord,
+    Combined,
+    Episode,
+    Node,
+    Part,
+    Span,
+    Trained,
+    Transformed,
+    component,
+    require_some,
+)
 from agentrl.types import Score, Unscored
 
 
@@ -130,3 +143,30 @@ class Median(Aggregator):
 
     def bounds_of(self, spans: Sequence[Span]) -> tuple[float, float]:
         return min(span.bounds[0] for span in spans), max(span.bounds[1] for span in spans)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked(BatchNode):
+    """Somebody else's batch node: the better half of a collection is trained on 1 at the last turn, the rest on 0."""
+
+    kind: ClassVar[str] = "ranked"
+    child: Node
+    keep: float = 0.5
+
+    def combine(self, parts: Sequence[Part]) -> Combined:
+        return Combined(parts[0].value, (parts[0].value,))
+
+    def bounds_of(self, spans: Sequence[Span]) -> tuple[float, float]:
+        return spans[0].bounds
+
+    def start_state(self) -> dict[str, int]:
+        return {"collections": 0}
+
+    def transform(self, records: Sequence[BatchRecord], state: dict[str, int]) -> Transformed:
+        best = sorted(records, key=lambda record: -sum(record.raw))[: int(len(records) * self.keep)]
+        trained = [Trained((*[0.0] * (r.n_turns - 1), float(r in best)), facts={"won": r in best}) for r in records]
+        return Transformed(tuple(trained), {"collections": state["collections"] + 1}, {"reward/won": float(len(best))})
+
+    @classmethod
+    def retrain(cls, ledger: dict) -> list[float]:
+        return [0.0] * (len(ledger["raw"]) - 1) + [float(ledger["batch"]["won"])]

@@ -6,6 +6,7 @@ import pytest
 
 from agentrl.errors import RewardError
 from agentrl.reward import clip, gate, leaf, lexicographic, minimum, product, weighted_sum
+from agentrl.reward.recompute import recompute
 from agentrl.types import Unscored
 
 LOST = Unscored("the world is gone")
@@ -82,6 +83,12 @@ def test_gate_on_floor_is_closed_by_what_is_unscored(run, fixed, asked, child, v
     assert score.value == value
 
 
+def test_gate_on_floor_is_closed_by_a_condition_that_can_only_be_one_value(run, fixed):
+    asked = weighted_sum((0.0, leaf(fixed("asked", LOST), role="safeguard")))
+    (score,) = run(gate(asked, fixed("child", 0.7), floor=-2.0, on_unscored="floor"))
+    assert score.value == recompute(score.ledger) == -2.0
+
+
 @pytest.mark.parametrize(("asked", "child"), [(LOST, 0.7), (1.0, LOST)])
 def test_gate_propagates(run, fixed, asked, child):
     (score,) = run(gate(fixed("asked", asked), fixed("child", child), floor=-2.0))
@@ -144,6 +151,9 @@ def test_clip(run, fixed, value, held):
 
 def test_clip_on_floor_is_its_low_end(run, fixed):
     assert run(clip(fixed("a", LOST), 0.25, 0.5, on_unscored="floor"))[0].value == 0.25
+    # Where the child cannot get that low, the worst that it can be.
+    (score,) = run(clip(fixed("a", LOST, bounds=(-0.5, -0.25)), -1.0, 1.0, on_unscored="floor"))
+    assert score.value == recompute(score.ledger) == -0.5
 
 
 def test_nothing_left_is_unscored_however_it_is_handled(run, fixed):

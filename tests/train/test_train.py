@@ -178,11 +178,18 @@ def test_lora_with_a_critic_adapter_trains_and_resumes(
 ) -> None:
     made = finished[0].runs_dir / "small" / "model" / "made"
     model = {"path": str(made), "lora": {"rank": 2, "alpha": 4}, "critic": "adapter"}
-    loss = {"kl_coef": 0.01}
-    config = _config(tmp_path, model=model, ppo={"iterations": 1, "warmup_collections": 1, "loss": loss})
+    ppo = {"iterations": 1, "warmup_collections": 1, "kl": {"coef": 0.01}}
+    config = _config(tmp_path, model=model, ppo=ppo)
     config = config.model_copy(update={"env": config.env.model_copy(update={"format": "fenced"})})
     result = train(config)
     run = RunDir.open(config.runs_dir / config.name)
     assert (run.checkpoint_dir(2) / "policy" / "adapter_model.safetensors").is_file()
     assert "ppo/kl_ref" in run.read_metrics()[-1]
     assert {row["policy"] for row in result["evals"]} == {"sft", "ppo"}
+
+
+def test_a_budget_of_tokens_ends_a_run(tmp_path: Path) -> None:
+    config = _config(tmp_path, ppo={"iterations": 50, "warmup_collections": 1, "rollout_tokens": 1000})
+    result = train(config)
+    spent = [line["rollout/tokens"] for line in RunDir.open(config.runs_dir / config.name).read_metrics()]
+    assert spent[-2] < 1000 <= spent[-1] == result["rollout_tokens"]
