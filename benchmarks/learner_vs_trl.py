@@ -10,7 +10,7 @@ PPO; TRL's GRPO trains none. TRL's PPO always scores a reference as well: its ti
 
 TRL runs in venvs of its own under --cache, made on the first run from PyPI; torch and transformers are this
 interpreter's, which both releases accept. Its settings are in `learner_worker.py`; its micro-batches hold --microbatch
-rows (4, 8 and 16 were tried).
+rows.
 """
 
 from __future__ import annotations

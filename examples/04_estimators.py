@@ -58,7 +58,7 @@ class Options:
     """
 
     seeds: tuple[int, ...] = (0, 1, 2)
-    budget_tokens: int = 700_000
+    budget_tokens: int = 400_000
     estimators: tuple[Estimator, ...] = ("boundary", "action", "turn", "grpo", "rloo")
     runs_dir: Path = Path("runs/estimators")
     out: Path | None = None

@@ -86,13 +86,13 @@ def _iteration(found: IterationReplay) -> RenderableType:
 
 
 def _episode(found: EpisodeReplay) -> RenderableType:
-    head = f"episode {found.id} of {found.folder}: {found.turns} turns said again, {found.compared} values compared: "
+    head = f"{found.turns} turns said again, {found.compared} values compared: "
+    which = Text(inert(f"episode {found.id} of {found.folder}"))
     if found.ok:
-        verdict = Text(inert(f"{head}the same."), "bold green")
-        return Group(*_warnings(found.warnings), verdict)
+        return Group(*_warnings(found.warnings), which, Text(f"{head}the same.", "bold green"))
     first, rest = found.differences[0], found.differences[1:]
-    verdict = Text(inert(f"{head}{len(found.differences)} differ."), "bold red")
-    parts: list[RenderableType] = [*_warnings(found.warnings), verdict, "", *_difference(first)]
+    verdict = Text(f"{head}{len(found.differences)} differ.", "bold red")
+    parts: list[RenderableType] = [*_warnings(found.warnings), which, verdict, "", *_difference(first)]
     if rest:
         parts += ["", Text("and then:"), *(Text(f"  {inert(d.where)}") for d in rest[:_MOST_SHOWN])]
     if len(rest) > _MOST_SHOWN:

@@ -189,11 +189,11 @@ class PpoConfig(Section):
     """Passes over each batch."""
     minibatches: int = Field(2, ge=1)
     """Optimiser steps in a pass."""
-    microbatch_tokens: int = Field(16384, ge=16)
+    microbatch_tokens: int = Field(4096, ge=16)
     """Tokens in one forward pass, padding included."""
     packing: bool = False
     """Lay several episodes into one line instead of padding each to the longest."""
-    logit_chunk: int = Field(2048, ge=1)
+    logit_chunk: int = Field(512, ge=1)
     """Action tokens whose logits exist at once."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Credit assignment."""

@@ -13,7 +13,9 @@ from agentrl.types import Trajectory
 EARLY = 5
 """Updates whose mean is what entropy and reward spread are compared with."""
 STREAK = 3
-"""So many updates in a row with an explained variance below 0 ring."""
+"""What differs much from one batch to the next rings once it was so in so many updates in a row."""
+NOISY = ("entropy_high", "entropy_low", "reward_spread", "explained_variance")
+"""What that holds for."""
 
 REMEDIES = {
     "entropy_high": "entropy is above 2 times its early mean: the policy dissolves into noise. Lower ppo.policy.lr or"
@@ -40,7 +42,7 @@ class Alarms:
 
     def __init__(self) -> None:
         self._early: list[dict[str, float]] = []
-        self._streak = 0
+        self._streaks = dict.fromkeys(NOISY, 0)
         self._ringing: set[str] = set()
         self._new: tuple[str, ...] = ()
 
@@ -69,21 +71,21 @@ class Alarms:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next look depends on."""
-        return {"early": [dict(now) for now in self._early], "streak": self._streak, "ringing": sorted(self._ringing)}
+        early = [dict(now) for now in self._early]
+        return {"early": early, "streaks": dict(self._streaks), "ringing": sorted(self._ringing)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave."""
         self._early = [dict(now) for now in state["early"]]
-        self._streak = state["streak"]
+        self._streaks = dict(state["streaks"])
         self._ringing = set(state["ringing"])
         self._new = ()
 
     def _ringing_at(self, now: Mapping[str, float]) -> set[str]:
-        self._streak = self._streak + 1 if now["explained_variance"] < 0 else 0
         # A comparison with NaN is False: a figure that is not defined never rings.
         rings = {
             "truncation": now["truncation"] > 0.1,
-            "explained_variance": self._streak >= STREAK,
+            "explained_variance": now["explained_variance"] < 0,
             "clip_fraction": now["clip_fraction"] > 0.5,
         }
         if len(self._early) == EARLY:
@@ -94,6 +96,9 @@ class Alarms:
                 # Where the tasks are solved the spread falls too, and that is no alarm.
                 "reward_spread": now["spread"] < 0.3 * spread and now["reward"] <= reward,
             }
+        for name in NOISY:
+            self._streaks[name] = self._streaks[name] + 1 if rings.get(name) else 0
+            rings[name] = self._streaks[name] >= STREAK
         return {name for name, is_on in rings.items() if is_on}
 
     def _before(self, name: str) -> float:

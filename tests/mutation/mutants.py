@@ -7,27 +7,28 @@ denominator, a bootstrap, a sign, a detach. `tests` are run in order until one f
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTS: dict[str, tuple[str, ...]] = {
-    "advantages": ("test_advantages", "test_gae_properties", "test_estimators"),
+    "advantages": ("test_advantages", "test_credit", "test_estimators", "test_gae_properties"),
     "critic_free": ("test_estimators", "test_credit"),
     "credit": ("test_credit", "test_estimators", "test_diagnostics", "test_ppo_oracle"),
     "diagnostics": ("test_diagnostics",),
     "kl": ("test_kl",),
-    "losses": ("test_losses", "test_gradcheck", "test_kl", "test_importance"),
+    "losses": ("test_losses", "test_unnoticed", "test_importance", "test_kl", "test_gradcheck", "test_minibatch"),
     "importance": ("test_importance",),
     "minibatch": ("test_minibatch", "test_ppo_oracle", "test_ppo_modes", "test_ppo"),
     "ppo": ("test_ppo", "test_ppo_modes", "test_ppo_oracle"),
     "invariants": ("../invariants/test_learner_invariants", "test_importance", "test_ppo_modes"),
     "alarms": ("test_alarms",),
-    "optim": ("test_optim", "test_ppo"),
+    "optim": ("test_unnoticed", "test_optim", "test_ppo"),
     "batch": ("test_batch", "test_packing"),
     "trunk": ("test_packing", "test_model", "test_checkpointing"),
     "model": ("test_critics", "test_checkpointing", "test_model", "test_ppo"),
-    "adapters": ("test_critics", "test_model", "test_checkpointing"),
+    "adapters": ("test_unnoticed", "test_critics", "test_model", "test_checkpointing"),
     "logits": ("test_logits", "test_gradcheck", "test_precision"),
     "packing": ("test_packing", "test_batch"),
     "sft": ("test_sft",),
@@ -59,11 +60,11 @@ class Mutant:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"{self.file}: {self.breaks}: {self.old!r} -> {self.new!r}"
+        return f"{self.file}: {self.old!r} -> {self.new!r}"
 
-    def entry(self) -> dict[str, object]:
-        """For the runner."""
-        return {**asdict(self), "marks": MARKS}
+    def entry(self, noticed_by: Mapping[str, str]) -> dict[str, object]:
+        """For the runner: with the test that noticed it last, by the mutants' names."""
+        return {**asdict(self), "marks": MARKS, "known": noticed_by.get(self.name)}
 
 
 def _load(name: str) -> dict[str, list[tuple[str, str, str]]]:

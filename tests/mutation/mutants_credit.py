@@ -86,8 +86,6 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
             "",
         ),
         ("while step < min(longest, delta_N.numel()):", "while 2 * step < min(longest, delta_N.numel()):", ""),
-        ("doubled_N = reach_N * carry_N[step:]", "doubled_N = reach_N * carry_N[:-step]", ""),
-        ("ahead_N = torch.where(reach_N == 0, 0.0, reach_N * x_N[step:])", "ahead_N = reach_N * x_N[step:]", ""),
         ("turn_N = is_start_N.long().cumsum(0) - 1\n    n_turns", "turn_N = turn_id_N\n    n_turns", ""),
         (
             "values_N[is_start_N], torch.arange(n_turns)",
@@ -116,6 +114,15 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
             "mean = float(advantages_N.mean()) if n else 0.0",
             "",
         ),
+        ("carry_N[:-step], x_N[step:], out", "carry_N[step:], x_N[step:], out", "factors of the scan"),
+        (
+            "torch.mul(carry_N[:-step], carry_N[step:]",
+            "torch.mul(carry_N[:-step], carry_N[:-step]",
+            "factors of the scan",
+        ),
+        ("next_x_N[-step:] = x_N[-step:]", "pass", "the last terms of the scan"),
+        ("(carry_N != 0).to(delta_N.dtype)", "torch.ones_like(carry_N)", "NaN leaves its episode (P11)"),
+        (".masked_fill_(reached_N, math.nan)", "", "NaN becomes 0"),
     ],
     "agentrl/learner/critic_free.py": [
         ("centred_B = above_B - mean_G[group_B]", "centred_B = above_B", "the group's mean stays"),

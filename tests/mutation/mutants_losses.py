@@ -228,12 +228,8 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         ("holds = largest <= MAX_RATIO_GAP and k3 <= MAX_FIRST_K3", "holds = k3 <= 1.0", ""),
     ],
     "agentrl/learner/alarms.py": [
-        ("self._streak >= STREAK", "self._streak > STREAK", ""),
-        (
-            'self._streak + 1 if now["explained_variance"] < 0 else 0',
-            'self._streak + 1 if now["explained_variance"] < 0 else self._streak',
-            "",
-        ),
+        ("self._streaks[name] >= STREAK", "self._streaks[name] > STREAK", ""),
+        ("+ 1 if rings.get(name) else 0", "+ 1 if rings.get(name) else self._streaks[name]", "a streak has a gap"),
         (' and now["reward"] <= reward,', ",", ""),
         ("counted = [t for t in trajectories if t.end.in_baseline]", "counted = list(trajectories)", ""),
         ("if len(self._early) < EARLY:", "if True:", ""),

@@ -87,10 +87,22 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
     "agentrl/learner/logits.py": [
         ("logits_NV.div_(temperature)", "logits_NV.mul_(temperature)", "temperature upside down"),
         (".squeeze(-1) - norm_N", ".squeeze(-1)", "logprobs are normalised"),
-        ("target_N[start : start + chunk], *weights", "target_N[:chunk], *weights", "targets of a chunk"),
         ("dtype = torch.promote_types(hidden_NH.dtype, torch.float32)", "dtype = hidden_NH.dtype", "test_precision.py"),
-        ("torch.is_grad_enabled() and target_N.numel() > chunk", "False", "test_logits.py"),
-        ("if entropy_grad and torch.is_grad_enabled():", "if False:", "test_logits.py"),
+        (".squeeze(-1) - norm_N[part]", ".squeeze(-1)", "logprobs are normalised"),
+        ("entropy_N if entropy_grad else entropy_N.detach()", "entropy_N.detach()", "the bonus has a gradient"),
+        ("pull_N1 = -grad_logprob_N", "pull_N1 = grad_logprob_N", "sign in the backward pass"),
+        (
+            "grad_logprob_N[part, None]).div_(ctx.temperature)",
+            "grad_logprob_N[part, None])",
+            "temperature in the backward pass",
+        ),
+        ("(log_pi_NV + entropy_N[part, None])", "log_pi_NV", "gradient of the entropy"),
+        (
+            "d_weight_VH.addmm_(d_logits_NV.T, hidden_NH[part])",
+            "d_weight_VH = d_logits_NV.T @ hidden_NH[part]",
+            "chunks add up",
+        ),
+        ("d_bias_V += d_logits_NV.sum(0)", "d_bias_V = d_logits_NV.sum(0)", "chunks add up"),
     ],
     "agentrl/learner/packing.py": [
         ("if lengths[index] <= room:", "if lengths[index] <= room + 1:", "a line overflows"),
