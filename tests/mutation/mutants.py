@@ -21,7 +21,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "losses": ("test_losses", "test_unnoticed", "test_importance", "test_kl", "test_gradcheck", "test_minibatch"),
     "importance": ("test_importance",),
     "minibatch": ("test_minibatch", "test_ppo_oracle", "test_ppo_modes", "test_ppo"),
-    "ppo": ("test_ppo", "test_ppo_modes", "test_ppo_oracle"),
+    "ppo": ("test_ppo", "../invariants/test_learner_invariants", "test_ppo_modes", "test_ppo_oracle"),
     "invariants": ("../invariants/test_learner_invariants", "test_importance", "test_ppo_modes"),
     "alarms": ("test_alarms",),
     "optim": ("test_unnoticed", "test_optim", "test_ppo"),
