@@ -51,6 +51,10 @@ class Alarms:
         """What to say after the last update: the remedies of the alarms that began to ring with it."""
         return tuple(f"alarm/{name}: {REMEDIES[name]}" for name in self._new)
 
+    def quiet(self) -> None:
+        """Forgets what was to be said: nothing was found since."""
+        self._new = ()
+
     def observe(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Looks at one update.
 
@@ -110,7 +114,7 @@ def _figures(metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -
     counted = [t for t in trajectories if t.end.in_baseline]
     groups: dict[str, list[float]] = {}
     for trajectory in counted:
-        groups.setdefault(trajectory.task.id, []).append(trajectory.reward)
+        groups.setdefault(trajectory.task.id, []).append(_earned(trajectory))
     several = [rewards for rewards in groups.values() if len(rewards) > 1]
     return {
         "entropy": metrics.get("ppo/entropy", math.nan),
@@ -118,5 +122,11 @@ def _figures(metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -
         "explained_variance": metrics.get("critic/explained_variance", math.nan),
         "truncation": float(np.mean([t.end.is_truncated for t in counted])) if counted else math.nan,
         "spread": float(np.mean([np.std(rewards) for rewards in several])) if several else math.nan,
-        "reward": float(np.mean([t.reward for t in counted])) if counted else math.nan,
+        "reward": float(np.mean([_earned(t) for t in counted])) if counted else math.nan,
     }
+
+
+def _earned(trajectory: Trajectory) -> float:
+    """The reward before a batch node: what is trained on may be centred, and says nothing of success then."""
+    raw = trajectory.ledger.get("raw") if isinstance(trajectory.ledger, dict) else None
+    return sum(float(x) for x in raw if isinstance(x, int | float)) if isinstance(raw, list) else trajectory.reward

@@ -6,6 +6,8 @@ figures as metrics.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,8 +24,10 @@ MAX_RATIO_GAP = 1e-4
 """Largest |ratio - 1| of the first minibatch, float32."""
 MAX_FIRST_K3 = 1e-8
 """k3 estimate of the first minibatch, float32."""
-MAX_RATIO_GAP_LOW_PRECISION = 1e-2
-"""Mean |ratio - 1| of the first minibatch, bfloat16."""
+MAX_RATIO_GAP_LOW_PRECISION = 0.1
+"""Mean |ratio - 1| of the first minibatch, bfloat16: SmolLM2's rounding alone gives 0.03 in another batch."""
+MAX_DRIFT_LOW_PRECISION = 1e-2
+"""|mean log ratio| of the first minibatch, bfloat16, beside three of its standard errors: rounding has no direction."""
 
 
 def check_engine_gap(
@@ -82,7 +86,9 @@ def check_first_minibatch(old_logprob_N: Tensor, new_logprob_N: Tensor, dtype: t
         holds = largest <= MAX_RATIO_GAP and k3 <= MAX_FIRST_K3
         bound = f"max |ratio - 1| <= {MAX_RATIO_GAP:g} and k3 <= {MAX_FIRST_K3:g}"
     else:
-        holds, bound = mean <= MAX_RATIO_GAP_LOW_PRECISION, f"mean |ratio - 1| <= {MAX_RATIO_GAP_LOW_PRECISION:g}"
+        drift = MAX_DRIFT_LOW_PRECISION + 3.0 * float((new_N - old_N).std(correction=0)) / math.sqrt(new_N.numel())
+        holds = mean <= MAX_RATIO_GAP_LOW_PRECISION and abs(float((new_N - old_N).mean())) <= drift
+        bound = f"mean |ratio - 1| <= {MAX_RATIO_GAP_LOW_PRECISION:g} and |mean log ratio| <= {drift:.2g}"
     if not holds:
         raise InvariantError(
             "the first minibatch's ratios are not 1 though the policy has not moved: expected"

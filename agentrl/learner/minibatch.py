@@ -126,10 +126,12 @@ class Objective:
         return losses.make_share(rollout.episode_id_N, mask_N, loss.aggregation, loss.norm_length)
 
     def _is_idle(self, batch: Batch, kept_N: Tensor) -> bool:
+        if self._model.config.critic_gradient:
+            return False
         if self._ppo.loss.entropy_coef > 0 or batch.kl_coef > 0:
             return not bool(kept_N.any())
         advantage_N = torch.where(kept_N, batch.targets.advantage_N * batch.targets.weight_N, 0.0)
-        return not self._model.config.critic_gradient and not bool((advantage_N != 0).any())
+        return not bool((advantage_N != 0).any())
 
     def _part(self, share: Share, micro: MicroBatch) -> Share:
         return share.take(micro.index_N).to(self._model.device)

@@ -96,6 +96,7 @@ class PPOLearner:
         scored = Scored.blank(rollout)
         score(self._model, self._objective.micros(rollout), self._temperature, scored, what="critic")
         targets, diagnosis = make_targets(rollout, scored, 0.0, self._ppo)
+        self._clear()
         means, skipped = Means(), self._critic.skipped
         for _ in range(self._ppo.warmup_epochs):
             for rows in self._minibatches(rollout):
@@ -121,6 +122,7 @@ class PPOLearner:
                 batch then, unless a gradient was not finite several times in a row.
         """
         self.record = None
+        self.alarms.quiet()
         rollout = self._read(trajectories)
         metrics = _counts(rollout) | {"ppo/steps": 0.0}
         if not rollout.rows:
@@ -218,13 +220,15 @@ class PPOLearner:
     def _train(self, batch: Batch) -> tuple[dict[str, float], tuple[StepRecord, ...]]:
         means, checks, steps = Means(), dict[str, float](), list[StepRecord]()
         before, idle, stopped = self._tallies(), 0, False
+        # An error after a backward pass leaves gradients behind.
+        self._clear()
         for rows in (rows for _ in range(self._ppo.epochs) for rows in self._minibatches(batch.rollout)):
             met = self._objective.accumulate(batch, rows)
             checks = checks or self._first_checks(batch, met.logprob_N)
             means.add(met.metrics)
-            stopped = (
-                self._ppo.target_kl is not None and float(met.metrics["ppo/kl"]) > EARLY_STOP * self._ppo.target_kl
-            )
+            # Before the first step the KL is rounding: in bfloat16 more than a small target.
+            moved, target = self._policy.steps > before["ppo/steps"], self._ppo.target_kl
+            stopped = moved and target is not None and float(met.metrics["ppo/kl"]) > EARLY_STOP * target
             if stopped:
                 self._clear()
                 steps.append(met.record(stepped=False))

@@ -121,6 +121,14 @@ class HFPolicy:
     def weights_changed(self) -> None:
         """Counts a weight update, and forgets all keys and values: they belong to the old weights."""
         self.policy_version += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Gives back what only speeds sampling up. Which episodes decode together depends on nothing from before then.
+
+        A run does this before and after every collection and evaluation: a resumed one decodes in the same batches,
+        bit for bit, and the learner has the memory to itself.
+        """
         self._backbone.weights_changed()
         self._slab.clear()
 

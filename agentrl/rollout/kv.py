@@ -52,13 +52,11 @@ class Slab:
             budget: Bytes that they may take.
         """
         self._options: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._layers = tuple(layers)
         self._budget = budget
         self._bytes_per_token = dtype.itemsize * sum(s.heads * (s.key_units + s.value_units) for s in layers)
         self._clock = 0
-        self.positions = 0
-        self.slots: list[Slot] = []
-        self.keys: list[Tensor] = [torch.empty(0, s.heads, 0, s.key_units, **self._options) for s in layers]
-        self.values: list[Tensor] = [torch.empty(0, s.heads, 0, s.value_units, **self._options) for s in layers]
+        self.clear()
 
     def most_rows(self, positions: int) -> int:
         """How many episodes of this length fit into the budget.
@@ -128,8 +126,11 @@ class Slab:
                 self.slots[k] = Slot()
 
     def clear(self) -> None:
-        """Forgets every episode; keeps the memory."""
-        self.slots = [Slot() for _ in self.slots]
+        """Forgets every episode and gives the memory back: how many rows fit then depends on nothing from before."""
+        self.positions = 0
+        self.slots: list[Slot] = []
+        self.keys: list[Tensor] = [torch.empty(0, s.heads, 0, s.key_units, **self._options) for s in self._layers]
+        self.values: list[Tensor] = [torch.empty(0, s.heads, 0, s.value_units, **self._options) for s in self._layers]
 
     def _free_slot(self, wanted: Mapping[str, int]) -> int:
         for k, slot in enumerate(self.slots):

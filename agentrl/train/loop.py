@@ -144,7 +144,9 @@ class Loop:
         at.next_task += rollout.tasks
         requests = requests_for(tasks, rollout.episodes_per_task, f"{at.iteration:06d}", self._config.seed)
         with self._run.rollouts(at.iteration) as folder:
+            self._parts.policy.forget()
             trajectories = self._collector.collect(requests, on_episode=folder.append)
+            self._parts.policy.forget()
         at.tokens += sum(trajectory.n_tokens for trajectory in trajectories)
         for trajectory in trajectories:
             check_trajectory(trajectory)

@@ -59,6 +59,7 @@ def measure(
                     policy_name=name,
                     on_episode=lambda _, stage=stage: stage.advance(),  # type: ignore[misc]
                 )
+                parts.policy.forget()
                 summary, trajectories = evaluate(
                     parts.make,
                     parts.policy,
@@ -79,6 +80,7 @@ def measure_dev(config: RunConfig, run: RunDir, parts: Parts, iteration: int) ->
     options = EvalOptions(
         seed=config.seed, rollout=config.rollout, out=run.eval_dir(iteration), policy_name=f"iteration {iteration}"
     )
+    parts.policy.forget()
     summary, _ = evaluate(
         parts.make,
         parts.policy,

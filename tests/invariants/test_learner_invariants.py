@@ -35,6 +35,14 @@ def test_bfloat16_is_held_to_its_own_bound(kit):
     assert metrics["ppo/first_ratio_gap"] < 1.0
 
 
+def test_rounding_never_stops_an_update_that_has_not_begun(kit):
+    ppo = {"microbatch_tokens": 64, "minibatches": 2, "target_kl": 1e-12}
+    model, learner = start(kit, critic="head", dtype=torch.bfloat16, ppo=ppo)
+    metrics = learner.update(kit.relabel(model, kit.batch()))
+    assert metrics["ppo/kl"] > 1.5e-12
+    assert (metrics["ppo/steps"], metrics["ppo/early_stop"]) == (1.0, 1.0)
+
+
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_stale_weights_stop_the_update_before_any_step(kit, minibatches):
     model, learner = start(kit, ppo={"minibatches": minibatches})
@@ -81,7 +89,11 @@ def test_first_minibatch_bounds():
     with pytest.raises(InvariantError, match=r"k3 <= 1e-08"):
         invariants.check_first_minibatch(old, old + 2e-4, torch.float32)
     invariants.check_first_minibatch(old, old + 2e-4, torch.bfloat16)
-    with pytest.raises(InvariantError, match=r"mean \|ratio - 1\| <= 0.01"):
+    rounding = 0.03 * (-1.0) ** torch.arange(1000, dtype=torch.float64)
+    invariants.check_first_minibatch(old, old + rounding, torch.bfloat16)
+    with pytest.raises(InvariantError, match=r"mean \|ratio - 1\| <= 0.1"):
+        invariants.check_first_minibatch(old, old + 5 * rounding, torch.bfloat16)
+    with pytest.raises(InvariantError, match=r"\|mean log ratio\| <= 0.01"):
         invariants.check_first_minibatch(old, old + 2e-2, torch.bfloat16)
     with pytest.raises(InvariantError, match="ratios are not 1"):
         invariants.check_first_minibatch(old, old * float("nan"), torch.float32)

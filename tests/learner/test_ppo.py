@@ -302,3 +302,17 @@ def sampled(kit, model, batch, generator):
     order = {int(row): token for row, token in zip(micro.row_B, drawn, strict=True)}
     made = [replace(t, turns=(replace(t.turns[0], sampled_ids=(order[i],)),)) for i, t in enumerate(batch)]
     return kit.relabel(model, made)
+
+
+def test_a_failed_update_leaves_no_gradients_behind(kit):
+    config = kit.config(ppo={"epochs": 1, "minibatches": 1})
+    norms = []
+    for fails_first in (False, True):
+        model = kit.actor_critic(config)
+        learner = PPOLearner(model, config)
+        good = kit.relabel(model, kit.batch())
+        if fails_first:
+            with pytest.raises(InvariantError):
+                learner.update(kit.relabel(model, kit.batch(), temperature=0.5))
+        norms.append(learner.update(good)["ppo/grad_norm"])
+    assert norms[0] == norms[1]

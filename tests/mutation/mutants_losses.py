@@ -134,7 +134,7 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         ),
         ("share, config.entropy_coef, keep_N=keep_N)", "share, config.entropy_coef)", ""),
         ("share, config, weight_N=weight_N, keep_N=keep_N\n", "share, config, weight_N=weight_N\n", ""),
-        ("return not self._model.config.critic_gradient and not bool", "return not bool", ""),
+        ("if self._model.config.critic_gradient:", "if False:", "the value loss trains the trunk"),
         ("return not bool(kept_N.any())", "return False", ""),
         ("clip = self._ppo.loss.value_clip", "clip = None", ""),
     ],
@@ -153,7 +153,13 @@ MUTANTS: dict[str, list[tuple[str, str, str]]] = {
         ),
     ],
     "agentrl/learner/ppo.py": [
-        ("EARLY_STOP * self._ppo.target_kl", "self._ppo.target_kl", "early stop at 1.5 times"),
+        ("> EARLY_STOP * target", "> target", "early stop at 1.5 times"),
+        ("stopped = moved and target", "stopped = target", "rounding stops nothing"),
+        (
+            "        self._clear()\n        for rows in (rows",
+            "        for rows in (rows",
+            "gradients of a failed update",
+        ),
         (
             "            if stopped:\n                self._clear()",
             "            if stopped:\n                pass",

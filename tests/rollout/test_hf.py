@@ -242,7 +242,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_leave_nothing_behind():
         model.model.norm.weight[0] = float("nan")
     with pytest.raises(InvariantError, match=r"not finite.*lower learning rate"):
         ask(policy, prompts_of(3), SAMPLED)
-    assert {slot.episode for slot in policy._slab.slots} == {None}
+    assert {slot.episode for slot in policy._slab.slots} == set()
 
 
 def test_a_prompt_without_room_is_a_policy_error():

@@ -80,8 +80,11 @@ def test_clear_and_release_forget():
     slab.release("a")
     slab.release("nobody")
     assert {s.episode for s in slab.slots} == {None, "b"}
+    slab.gather(["b"], 300)
+    assert slab.most_rows(10) < make_slab(4).most_rows(10)
     slab.clear()
-    assert {s.episode for s in slab.slots} == {None}
+    assert (slab.slots, slab.positions) == ([], 0)
+    assert slab.most_rows(10) == make_slab(4).most_rows(10)
 
 
 def test_a_budget_that_holds_no_episode_is_refused_with_the_key_that_mends_it():
