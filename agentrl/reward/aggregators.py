@@ -32,6 +32,9 @@ from agentrl.errors import RewardError
 from agentrl.reward.component import Bounds, Component, When, check_component
 from agentrl.reward.nodes import AT_BOUND, Aggregator, Combined, Node, OnUnscored, Part, Span, Weighted, is_diagnostic
 
+MIN_WEIGHT = 1e-6
+"""Smallest weight of a sum that is not 0."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedSum(Aggregator):
@@ -46,6 +49,11 @@ class WeightedSum(Aggregator):
         for weight, node in ((each.weight, each.node) for each in self.children):
             if not math.isfinite(weight):
                 raise RewardError(f"{self.label!r}: the weight of {node.label!r} must be finite, found {weight}.")
+            if 0.0 < abs(weight) < MIN_WEIGHT:
+                raise RewardError(
+                    f"{self.label!r}: the weight of {node.label!r} is {weight:g}: expected 0 or at least {MIN_WEIGHT:g}"
+                    " in size, because a smaller one means nothing beside the others, and overflows where they drop out."
+                )
             if is_diagnostic(node) and weight != 0:
                 raise RewardError(
                     f"{self.label!r}: {node.label!r} is a diagnostic, which is logged and never optimised: leave its"

@@ -172,6 +172,7 @@ def test_nested_reasons_keep_the_leaf_that_they_come_from(run, fixed):
     ("make", "message"),
     [
         (lambda f: weighted_sum((float("nan"), f("a", 1.0))), "the weight of 'a' must be finite"),
+        (lambda f: weighted_sum((-1e-7, f("a", 1.0))), "expected 0 or at least 1e-06 in size"),
         (lambda f: weighted_sum((0.5, leaf(f("a", 1.0), role="diagnostic"))), "leave its weight out"),
         (lambda f: weighted_sum(), "no children"),
         (lambda f: weighted_sum(leaf(f("a", 1.0), role="diagnostic")), "diagnostics alone"),

@@ -18,6 +18,7 @@ from agentrl.reward.recompute import recompute
 from agentrl.types import EndReason
 
 HERE = Path(__file__).parent
+WEIGHTS = st.one_of(st.just(0.0), st.floats(1e-3, 3), st.floats(-3, -1e-3))
 KINDS = ("weighted_sum", "gate", "lexicographic", "product", "minimum", "clip")
 POLICIES = ("propagate", "renormalise", "floor")
 
@@ -57,7 +58,7 @@ def node_tables(draw, names, whens, depth, lost=0.2, policies=POLICIES):
         return table | {"child": below(one_time), "low": draw(st.floats(-3, 0)), "high": draw(st.floats(0.5, 3))}
     n = draw(st.integers(1, 3))
     if kind == "weighted_sum":
-        children = [{"weight": draw(st.floats(-3, 3)), **below(whens)} for _ in range(n)]
+        children = [{"weight": draw(WEIGHTS), **below(whens)} for _ in range(n)]
         if draw(st.booleans()):
             children.append(draw(leaf_tables(names, whens, roles=("diagnostic",))))
         return table | {"children": children}
@@ -70,7 +71,7 @@ def tree_tables(draw, lost=0.2, policies=POLICIES):
     names = (f"leaf {i}" for i in itertools.count())
     children = [
         {
-            "weight": draw(st.floats(-3, 3)),
+            "weight": draw(WEIGHTS),
             **draw(node_tables(names, ("turn", "end"), draw(st.integers(0, 2)), lost, policies)),
         }
         for _ in range(draw(st.integers(1, 3)))
