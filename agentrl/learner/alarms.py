@@ -98,7 +98,7 @@ class Alarms:
                 "entropy_high": now["entropy"] > 2.0 * entropy,
                 "entropy_low": now["entropy"] < 0.3 * entropy,
                 # Where the tasks are solved the spread falls too, and that is no alarm.
-                "reward_spread": now["spread"] < 0.3 * spread and now["reward"] <= reward,
+                "reward_spread": now["spread"] <= 0.3 * spread and now["reward"] <= reward,
             }
         for name in NOISY:
             self._streaks[name] = self._streaks[name] + 1 if rings.get(name) else 0

@@ -52,7 +52,7 @@ class WeightedSum(Aggregator):
             if 0.0 < abs(weight) < MIN_WEIGHT:
                 raise RewardError(
                     f"{self.label!r}: the weight of {node.label!r} is {weight:g}: expected 0 or at least {MIN_WEIGHT:g}"
-                    " in size, because a smaller one means nothing beside the others, and overflows where they drop out."
+                    " in size, because a smaller one means nothing beside others, and overflows where they drop out."
                 )
             if is_diagnostic(node) and weight != 0:
                 raise RewardError(

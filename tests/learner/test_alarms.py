@@ -82,6 +82,8 @@ def test_spread_of_rewards_that_falls_without_success(kit):
     # One quiet batch says little.
     alarms.observe(CALM, group(kit, (0.0, 1.0)))
     assert ringing(alarms.observe(CALM, group(kit, (0.4, 0.5)))) == set()
+    # Nothing was ever earned: nothing can be learned.
+    assert ringing(often(settled(kit, (0.0, 0.0)), CALM, group(kit, (0.0, 0.0)))) == {"reward_spread"}
     # The tasks are solved: nothing to worry about.
     assert ringing(often(alarms, CALM, group(kit, (1.0, 1.0)))) == set()
     # One attempt at each task has no spread at all.
