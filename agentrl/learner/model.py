@@ -56,7 +56,7 @@ class ActorCritic(nn.Module):
     """
 
     def __init__(
-        self, policy: Any, config: ModelConfig, *, logit_chunk: int = 2048, seed: int = 0, packing: bool = False
+        self, policy: Any, config: ModelConfig, *, logit_chunk: int = 512, seed: int = 0, packing: bool = False
     ) -> None:
         """Attaches a critic to a loaded model.
 
